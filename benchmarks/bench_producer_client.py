@@ -24,8 +24,8 @@ from typing import Any
 
 from benchmarks.report import Figure, Report, percentiles
 from rmq_ray.client.instance.identity import ProducerIdentity
+from rmq_ray.client.outgoing.send_payload import encode_records
 from rmq_ray.client.producer.producer import Producer
-from rmq_ray.client.sending.batching import encode_load
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import ForeignClients, RemotingLimits
 from rmq_ray.model.ids import Address, MessageQueue
@@ -193,7 +193,7 @@ def bench_single(producer: Producer, ports: list[int], seconds: float, report: R
         RemotingLimits(),
         SYSTEM_CLOCK,
     )
-    load = encode_load(
+    load = encode_records(
         ProducerIdentity("127.0.0.1"), MessageQueue(TOPIC, "broker-a", 0), [BODY], [""], 0, 1000.0
     )
     command = load.command(MessageQueue(TOPIC, "broker-a", 0))
@@ -254,7 +254,7 @@ def bench_batch(producer: Producer, ports: list[int], seconds: float, report: Re
     bodies, texts = [message.body for message in messages], [""] * 1_000
 
     def encode() -> None:
-        load = encode_load(identity, queue, bodies, texts, SYSTEM_CLOCK.now_ms(), 1000.0)
+        load = encode_records(identity, queue, bodies, texts, SYSTEM_CLOCK.now_ms(), 1000.0)
         identity.release(load.frame_id)
 
     p50, _ = latency_us(encode, seconds / 2)

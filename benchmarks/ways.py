@@ -17,7 +17,7 @@ from typing import Any
 import rmq_ray as rmq
 from benchmarks.report import Figure, percentiles
 from benchmarks.scene import Scene
-from rmq_ray.client.outgoing.send_request import outgoing
+from rmq_ray.client.outgoing.send_request import checked_request
 
 BODY = b"x" * 100
 ROUNDS = 7
@@ -30,7 +30,9 @@ class Bare(rmq.Producer):
         """A message without labels."""
         core = self._core or self._ready()
         return core.send(
-            outgoing(topic_or_message, body, (None, (), None), 0, self._config.body_bytes_max),
+            checked_request(
+                topic_or_message, body, (None, (), None), 0, self._config.body_bytes_max
+            ),
             self._timeout_ms,
         )
 

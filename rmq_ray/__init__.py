@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     )
     from rmq_ray.client.interceptors.send_hooks import SendContext
     from rmq_ray.client.interceptors.telemetry import ConsumeSpans, SendSpans
+    from rmq_ray.client.interceptors.trace import ConsumeTrace
     from rmq_ray.client.messages.listener import (
         COMMIT,
         RECONSUME_LATER,
@@ -57,7 +58,6 @@ if TYPE_CHECKING:
     )
     from rmq_ray.client.pop.receipts import ReceivedMessage
     from rmq_ray.client.producer.replying import reply
-    from rmq_ray.client.producer.trace import ConsumeTrace
     from rmq_ray.client.pull.pulled_batch import PulledBatch
     from rmq_ray.client.pull.queue_questions import PullResult
     from rmq_ray.client.transaction.transaction import Transaction
@@ -246,7 +246,7 @@ _HOMES = {
     "rmq_ray.client.outgoing.selectors": "SelectByMachineRoom SelectByRandom select_by_hash",
     "rmq_ray.client.interceptors.send_hooks": "SendContext",
     "rmq_ray.client.interceptors.telemetry": "ConsumeSpans SendSpans",
-    "rmq_ray.client.producer.trace": "ConsumeTrace",
+    "rmq_ray.client.interceptors.trace": "ConsumeTrace",
     "rmq_ray.client.transaction.transaction": "Transaction",
     "rmq_ray.client.transaction.transaction_listener": "TransactionListener TransactionSendResult",
     "rmq_ray.cluster": "Cluster connect start start_from",

@@ -14,10 +14,9 @@ from typing import Any
 from rmq_ray.actors.discovery import discovery_for
 from rmq_ray.client.messages.listener import Listener
 from rmq_ray.client.pop import simple_consumer
-from rmq_ray.client.producer import async_producer, producer
+from rmq_ray.client.producer import async_producer, producer, transaction_producer
 from rmq_ray.client.pull import pull_consumer
 from rmq_ray.client.push import push_consumer
-from rmq_ray.client.transaction import transaction_producer
 from rmq_ray.client.transaction.transaction_listener import TransactionListener
 from rmq_ray.config import DEFAULT_CLUSTER
 

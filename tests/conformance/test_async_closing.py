@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from rmq_ray.client.producer.async_frames import AsyncFrames
 from rmq_ray.client.producer.async_producer import AsyncProducer
+from rmq_ray.client.sending.loop_sender import LoopSender
 from rmq_ray.errors import ClientError, SendError, SendUnknown
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import Message
@@ -57,9 +57,9 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[AsyncConnection]:
     return found
 
 
-def frames_of(producer: AsyncProducer) -> AsyncFrames:
-    assert producer._frames is not None
-    return producer._frames
+def frames_of(producer: AsyncProducer) -> LoopSender:
+    assert producer._sender is not None
+    return producer._sender
 
 
 def test_of_a_table_whose_producer_is_closed_no_other_frame_leaves(

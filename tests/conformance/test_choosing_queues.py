@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from rmq_ray.client.outgoing import broker_probe
+from rmq_ray.client.outgoing import queue_choice
 from rmq_ray.client.outgoing.selectors import select_by_hash
 from rmq_ray.client.producer.async_producer import AsyncProducer
 from rmq_ray.client.producer.producer import Producer
@@ -38,7 +38,7 @@ def brokers_of(producer: Producer, sends: int = 8) -> set[str]:
 def test_a_broker_that_is_down_costs_one_failure_and_is_kept_away_from(
     pair: TinyCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker_probe, "PROBE_EVERY_MS", 50)
+    monkeypatch.setattr(queue_choice, "PROBE_EVERY_MS", 50)
     with Producer("web", discovery=pair, latency_fault=True) as producer:
         assert brokers_of(producer) == {"broker-a", "broker-b"}
         pair.stop(pair.brokers[1])

@@ -14,8 +14,8 @@ import pytest
 
 from rmq_ray.client.admin.admin import Admin
 from rmq_ray.client.messages.listener import RECONSUME_LATER
-from rmq_ray.client.outgoing.compressing import flag_word
-from rmq_ray.client.outgoing.send_request import Outgoing
+from rmq_ray.client.outgoing.send_payload import flag_word
+from rmq_ray.client.outgoing.send_request import SendRequest
 from rmq_ray.client.producer.async_producer import AsyncProducer
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.client.push.push_consumer import PushConsumer
@@ -159,9 +159,9 @@ def test_a_body_that_cannot_be_restored_is_the_listeners_error_and_the_consumer_
         producer.send("orders", b"before")
         core = producer._core
         assert core is not None
-        core.send(Outgoing("orders", b"junk", "", flag_word(0, SysFlag.COMPRESSED)), 3_000)
+        core.send(SendRequest("orders", b"junk", "", flag_word(0, SysFlag.COMPRESSED)), 3_000)
         core.send(
-            Outgoing(
+            SendRequest(
                 "orders", zlib.compress(LONG)[:-9], "", flag_word(0, SysFlag.COMPRESSED | 3 << 8)
             ),
             3_000,

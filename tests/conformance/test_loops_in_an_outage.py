@@ -13,9 +13,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from rmq_ray.client.producer.async_frames import Turn
+from rmq_ray.client.outgoing.send_request import SendRequest
 from rmq_ray.client.producer.async_producer import AsyncProducer
 from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.sending.loop_sender import MessageFrame
 from rmq_ray.errors import (
     BrokerBusy,
     BrokerUnreachable,
@@ -303,8 +304,8 @@ def test_who_has_waited_for_a_master_since_long_takes_no_time_from_those_woken_w
             "web", discovery=cluster, send_timeout_ms=8_000, retries=0
         ) as producer:
             await producer.send("t0", b"warm")
-            frames = producer._frames
-            assert frames is not None
+            sender = producer._sender
+            assert sender is not None
             found: asyncio.Future[list[MessageQueue]] = asyncio.get_running_loop().create_future()
             queues = [MessageQueue("t0", cluster.broker.name, 0)]
 
@@ -312,7 +313,7 @@ def test_who_has_waited_for_a_master_since_long_takes_no_time_from_those_woken_w
                 await asyncio.shield(found)
                 return queues, 60.0 if timeout_ms < 1_000 else timeout_ms
 
-            frames.queues = woken  # type: ignore[method-assign,assignment]
+            sender.queues = woken  # type: ignore[method-assign,assignment]
             cluster.broker.hold.clear()
             late = asyncio.create_task(producer.send("t0", b"late", timeout=0.5))
             await asyncio.sleep(0)
@@ -341,16 +342,17 @@ def test_who_comes_while_a_lane_goes_to_the_next_in_line_waits_no_longer_than_it
     async def main() -> None:
         async with AsyncProducer("web", discovery=cluster) as producer:
             await producer.send("good", b"0")
-            frames, queue = producer._frames, MessageQueue("good", cluster.broker.name, 0)
-            assert frames is not None
-            lane = frames._lanes[queue]
+            sender, queue = producer._sender, MessageQueue("good", cluster.broker.name, 0)
+            assert sender is not None
+            lane = sender._order[queue]
             await lane.acquire()
             following = asyncio.create_task(lane.acquire())
             await asyncio.sleep(0)
             lane.release()
-            turn = Turn(queue, queue, 50.0, time.monotonic() * 1000)
-            turn.bodies.append(b"1")
-            ends = await within(2.0, frames._deliver_ordered(turn))
+            frame = MessageFrame(queue, queue, 50.0, time.monotonic() * 1000)
+            frame.ordered = True
+            frame.items.append(SendRequest("good", b"1", ""))
+            ends = await within(2.0, sender._ship(frame))
             assert [type(end) for end in ends] == [BrokerBusy] and await following
             lane.release()
 

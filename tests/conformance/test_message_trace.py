@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from rmq_ray.client.admin.admin import Admin
+from rmq_ray.client.interceptors.trace import ConsumeTrace
 from rmq_ray.client.messages.listener import RECONSUME_LATER
 from rmq_ray.client.producer.async_producer import AsyncProducer
 from rmq_ray.client.producer.producer import Producer
-from rmq_ray.client.producer.trace import ConsumeTrace
 from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.model.message import Message
 from tests.support.brokers.live_cluster import LiveCluster

@@ -13,10 +13,15 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.client.outgoing.send_request import Outgoing
+from rmq_ray.client.outgoing.send_request import SendRequest
 from rmq_ray.client.producer.producer import Producer
-from rmq_ray.client.sending.group_commit import CROWD_MIN, FRAMES_ALONE_MAX, FRAMES_IDLE_MAX
-from rmq_ray.client.sending.send_coalescer import MessageGroup, SendCoalescer
+from rmq_ray.client.sending.group_commit import (
+    CROWD_MIN,
+    FRAMES_ALONE_MAX,
+    FRAMES_IDLE_MAX,
+    MessageGroup,
+    SendCoalescer,
+)
 from rmq_ray.errors import SendError, SendUnknown, TopicNotWritable
 from rmq_ray.model.message import Message, decode_properties
 from tests.support.brokers.tiny_cluster import TinyCluster
@@ -159,7 +164,7 @@ def test_a_group_whose_shipper_never_came_back_ships_itself(cluster: TinyCluster
         for _ in range(ALONE_MAX):
             assert (
                 core.coalescer.enter(
-                    Outgoing("orders", b"interrupted", ""),
+                    SendRequest("orders", b"interrupted", ""),
                     core.next_queue("orders", 1000.0),
                     core.clock.monotonic_ms(),
                 )
@@ -183,7 +188,7 @@ def test_a_group_that_has_waited_takes_no_time_from_who_comes_later(cluster: Tin
         queue, now = core.next_queue("orders", 1000.0), core.clock.monotonic_ms()
         began = [now, now + 900, now + 1_100, now + 1_200]
         places = in_threads(
-            lambda each: core.coalescer.enter(Outgoing("orders", b"x", ""), queue, each), began
+            lambda each: core.coalescer.enter(SendRequest("orders", b"x", ""), queue, each), began
         )
         groups = [place[0] for place in places if place is not None]
         assert [groups.index(group) for group in groups] == [0, 0, 2, 2] and [
@@ -284,7 +289,7 @@ def test_a_group_nobody_waits_for_any_more_leaves_its_place_to_others(cluster: T
         for _ in range(ALONE_MAX):
             assert (
                 core.coalescer.enter(
-                    Outgoing("orders", b"alone", ""), queue, core.clock.monotonic_ms()
+                    SendRequest("orders", b"alone", ""), queue, core.clock.monotonic_ms()
                 )
                 is None
             )
@@ -293,7 +298,7 @@ def test_a_group_nobody_waits_for_any_more_leaves_its_place_to_others(cluster: T
         def enter(n: int) -> object:
             gate.wait(10)
             return core.coalescer.enter(
-                Outgoing("orders", b"%d" % n, ""), queue, core.clock.monotonic_ms()
+                SendRequest("orders", b"%d" % n, ""), queue, core.clock.monotonic_ms()
             )
 
         with concurrent.futures.ThreadPoolExecutor(3) as pool:

@@ -16,7 +16,7 @@ import pytest
 
 from rmq_ray.client.producer.async_producer import AsyncProducer
 from rmq_ray.client.producer.producer import Producer
-from rmq_ray.client.sending.producer_shell import ProducerShell
+from rmq_ray.client.producer.producer_base import ProducerBase
 from rmq_ray.clock import ManualClock
 from rmq_ray.errors import (
     BrokerUnreachable,
@@ -44,7 +44,7 @@ def cluster() -> Iterator[TinyCluster]:
         yield running
 
 
-def loses_its_master(cluster: TinyCluster, producer: ProducerShell, topic: str) -> TopicRoute:
+def loses_its_master(cluster: TinyCluster, producer: ProducerBase, topic: str) -> TopicRoute:
     """The producer has learnt that only a slave is left; the route that was."""
     routes = cluster.name_servers[0].routes
     full = routes[topic]
@@ -91,7 +91,7 @@ def test_an_awaited_send_goes_on_when_the_master_is_back_and_a_shorter_one_befor
                 await producer.send("orders", b"2", timeout=0.05)
             cluster.name_servers[0].routes["orders"] = full
             assert (await asyncio.wait_for(long, 20)).queue.topic == "orders"
-            assert not producer._frames._finding._lookups  # type: ignore[union-attr]
+            assert not producer._sender._routes._lookups  # type: ignore[union-attr]
 
     asyncio.run(main())
 

@@ -18,10 +18,10 @@ import pytest
 from rmq_ray.client.admin.admin import Admin
 from rmq_ray.client.admin.admin_link import AdminLink
 from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.producer.transaction_producer import TransactionProducer
 from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.client.transaction.transaction import Transaction
 from rmq_ray.client.transaction.transaction_listener import TransactionListener
-from rmq_ray.client.transaction.transaction_producer import TransactionProducer
 from rmq_ray.errors import ClientError, SendError, TransactionEnded, TransactionUnknown
 from rmq_ray.model.message import Message, SendStatus
 from rmq_ray.model.topics import HALF_TOPIC, OP_HALF_TOPIC

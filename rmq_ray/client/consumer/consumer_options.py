@@ -13,8 +13,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypedDict
 
-from rmq_ray.client.interceptors.consume_hooks import ConsumeHook, check_hooks
-from rmq_ray.client.interceptors.filter_hooks import Filter, check_filters
+from rmq_ray.client.interceptors.consume_hooks import (
+    ConsumeHook,
+    Filter,
+    check_filters,
+    check_hooks,
+)
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.errors import ConfigError
 from rmq_ray.model.groups import ConsumeFromWhere, MessageModel

@@ -1,4 +1,5 @@
-"""Hooks and checks around sends and deliveries.
+"""What users and traces may do around a send or a listener's call: hooks, trace, telemetry.
 
-Decides in which order hooks run and what they see. Open first: ``send_hooks.py``.
+Decides nothing about sending.
+Open first: ``send_hooks.py``.
 """

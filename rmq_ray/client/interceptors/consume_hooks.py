@@ -1,15 +1,21 @@
-"""Consume hooks: code that sees each call of a listener before and after (protocol-behaviour 15,
-25).
+"""What runs around a consumer's listener: hooks that see each call before and after, and filters
+that take out messages which its own code does not want (protocol-behaviour 15, 25).
 
     class Timing(ConsumeHook):
         def before(self, context): context.props["began"] = ...
         def after(self, context): ...                              # context.status, context.error, context.answer
 
-Decides which status a call had. Hooks see and measure; they change nothing: what one raises is
-logged, and consumption goes on. They run in the consuming thread, around the listener, in the order
-given; ``after`` in the same order.
+    PushConsumer(..., filters=[lambda message: message.properties.get("region") == "eu"])
 
-Invariant: ``after`` of every hook runs once for each ``before``, whatever listener and hooks raise.
+Decides which status a call had, and what the listener sees. Hooks see and measure; they change
+nothing: what one raises is logged, and consumption goes on. They run in the consuming thread,
+around the listener, in the order given; ``after`` in the same order. What a filter says False to
+counts as consumed; one that raises is logged and keeps its message: nothing is lost by a fault of
+it. Tags and SQL filters are cheaper: they work at the broker; this is for what only code can tell.
+
+Invariants: ``after`` of every hook runs once for each ``before``, whatever listener and hooks
+raise; a partial success (``ack_index``) of the listener's messages covers the taken out ones that
+lie before the first unfinished one.
 """
 
 from __future__ import annotations
@@ -20,11 +26,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.clock import Clock
 from rmq_ray.errors import ConfigError
 from rmq_ray.model.ids import MessageQueue
 
 DONE = ("SUCCESS", "COMMIT")  # names of answers; None says the same
+
+Filter = Callable[[MessageExt], bool]
+"""Whether the listener gets the message."""
 
 log = logging.getLogger("rmq_ray.client.consume")
 
@@ -133,3 +143,55 @@ def _run(hook: Callable[[ConsumeHookContext], None], context: ConsumeHookContext
         hook(context)
     except Exception:  # noqa: BLE001 - a hook never hurts consumption
         log.exception("a consume hook of group %s failed; consumption goes on", context.group)
+
+
+def check_filters(filters: object, columns: object) -> tuple[Filter, ...]:
+    """A sequence of callables. ``ConfigError`` for anything else, and for a listener of columns."""
+    found = tuple(filters) if isinstance(filters, list | tuple) else (filters,)
+    for each in found:
+        if not callable(each):
+            raise ConfigError(
+                f"filter {each!r:.80} is not callable; give a function of a message that "
+                f"returns True to keep it",
+                repr(each)[:80],
+            )
+    if found and columns is not None:
+        raise ConfigError(
+            "filters look at messages, and this listener gets columns; filter the columns in "
+            "the listener, or use tags or sql()"
+        )
+    return found
+
+
+def with_filters(
+    listener: Callable[[Any, Any], Any], filters: Sequence[Filter]
+) -> Callable[[Any, Any], Any]:
+    """A listener that gets only what all filters keep; the same one when there are none."""
+    if not filters:
+        return listener
+
+    def call(messages: list[MessageExt], ctx: Any) -> Any:
+        kept = [
+            at
+            for at, message in enumerate(messages)
+            if all(_keeps(each, message) for each in filters)
+        ]
+        if len(kept) == len(messages):
+            return listener(messages, ctx)
+        if not kept:
+            return None
+        answer = listener([messages[at] for at in kept], ctx)
+        acknowledged = getattr(ctx, "ack_index", len(kept))
+        if -1 <= acknowledged < len(kept) - 1:
+            ctx.ack_index = kept[acknowledged + 1] - 1
+        return answer
+
+    return call
+
+
+def _keeps(each: Filter, message: MessageExt) -> bool:
+    try:
+        return bool(each(message))
+    except Exception:  # noqa: BLE001 - a fault of a filter must not lose a message
+        log.exception("a filter failed on message %s; the listener gets it", message.message_id)
+        return True

@@ -5,7 +5,7 @@ ended (protocol-behaviour 25).
     hooks:  before(ctx) ──> send, with all its repeats ──> after(ctx)     in this order, and back
 
 A hook that raises is logged and changes nothing: what watches a send must not break it.
-``client.interceptors.send_steps`` runs both; message trace (``client.producer.trace``) and
+``client.sending.send_steps`` runs both; message trace (``client.interceptors.trace``) and
 OpenTelemetry (``client.interceptors.telemetry``) are hooks. Decides nothing about sending.
 """
 
@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rmq_ray.errors import ClientError
-from rmq_ray.model.ids import MessageQueue
+from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.model.message import KEYS, TAGS, SendResult, decode_properties
+from rmq_ray.protocol.transaction import LocalTransactionState
 
 SYNC, ASYNC, ONEWAY = "sync", "async", "oneway"
 HALF = "rmq.half"
@@ -79,6 +80,19 @@ class SendContext:
         sender's own are.
         """
         self.added[name] = value
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionEnd:
+    """An end that is about to be sent. ``address``: the broker's. ``from_check``: it had asked."""
+
+    topic: str
+    key: str
+    tag: str
+    keys: str
+    address: Address | None
+    state: LocalTransactionState
+    from_check: bool
 
 
 class SendHook(Protocol):

@@ -1,5 +1,5 @@
-"""A message on its way out, before anything is sent.
+"""What a send is before it travels: checked requests, payloads and futures, the choice of a queue.
 
-Decides what a call to ``send`` asks for: checks, placement, compression, splitting, the queue.
-Sends nothing. Open first: ``send_request.py``.
+Decides what a call means and what goes on the wire; nothing here sends. Open first:
+``send_request.py``.
 """

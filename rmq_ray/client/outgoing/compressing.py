@@ -6,9 +6,8 @@ when that makes it no smaller, or fails. What is compressed is only marked in SY
 bulk readers and the command line restore it by themselves.
 
 On its way through batches a message has one number for its two flags, the flag word: the user's
-flag, or, for a compressed one, its low 32 bits with SYSFLAG above. Called by both producers before
-a message joins a batch; ``client.sending.batching`` and ``client.outgoing.send_payload`` split the
-words.
+flag, or, for a compressed one, its low 32 bits with SYSFLAG above
+(``client.outgoing.send_payload``).
 
 Invariant: a word of a message that is not compressed is the user's flag itself, so that without
 compression nothing is done.
@@ -17,45 +16,13 @@ compression nothing is done.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 
-from rmq_ray.client.outgoing.send_request import Outgoing
-from rmq_ray.client.outgoing.splitting import FrameParts
+from rmq_ray.client.outgoing.send_payload import FrameParts, flag_word
+from rmq_ray.client.outgoing.send_request import SendRequest
 from rmq_ray.codec.compression import compress, sys_flag_of
 from rmq_ray.config import ProducerConfig
 
-FLAG_MAX = (1 << 31) - 1
-
 log = logging.getLogger("rmq_ray.client")
-
-
-def flag_word(flag: int, sys_flag: int) -> int:
-    """Both flags in one number; ``flag`` is a signed 32-bit number.
-
-    >>> split_word(flag_word(-5, 0x301)), split_word(flag_word(-5, 0))
-    ((-5, 769), (-5, 0))
-    """
-    return sys_flag << 32 | flag & 0xFFFFFFFF if sys_flag else flag
-
-
-def split_word(word: int) -> tuple[int, int]:
-    """(the user's flag, SYSFLAG)."""
-    if word <= FLAG_MAX:
-        return word, 0
-    flag = word & 0xFFFFFFFF
-    return (flag if flag <= FLAG_MAX else flag - (1 << 32)), word >> 32
-
-
-def split_words(words: Sequence[int] | None) -> tuple[list[int] | None, int | list[int]]:
-    """(users' flags, SYSFLAGs) of the messages of a frame, each in the short form where all
-    are 0.
-    """
-    if words is None or not any(words):
-        return None, 0
-    if max(words) <= FLAG_MAX:
-        return list(words), 0
-    pairs = [split_word(word) for word in words]
-    return [flag for flag, _ in pairs], [sys_flag for _, sys_flag in pairs]
 
 
 class Compressor:
@@ -80,7 +47,7 @@ class Compressor:
         """True for a body long enough to be tried."""
         return isinstance(body, bytes) and len(body) >= self._over_bytes
 
-    def apply(self, message: Outgoing) -> None:
+    def apply(self, message: SendRequest) -> None:
         """Compress the message's body in place, if that is worth it."""
         message.body, message.flag = self._pack(message.body, message.flag)
 

@@ -1,7 +1,7 @@
 """A real ``concurrent.futures.Future`` per message at a fraction of a microsecond: all futures of a
 batch share one Condition.
 
-``BatchOutcome`` holds what is the same for the whole batch (state, base offset, error); a
+``BatchOutcome`` holds what is the same for the whole batch (state, place, error); a
 ``SendFuture`` is a pointer into it and builds its ``SendResult`` when asked. ``wait``,
 ``as_completed``, ``add_done_callback`` and ``asyncio.wrap_future`` work, because the private fields
 that they use (``_condition``, ``_state``, ``_waiters``, ``_done_callbacks``, ``_result``,
@@ -23,9 +23,10 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from rmq_ray.errors import RmqError
-from rmq_ray.model.ids import LogOffset, MessageQueue, QueueOffset
-from rmq_ray.model.message import SendResult, SendStatus
+from rmq_ray.client.outgoing.send_payload import StoredAt
+from rmq_ray.errors import RmqError, SendError
+from rmq_ray.model.ids import MessageQueue
+from rmq_ray.model.message import SendResult
 
 RUNNING, FINISHED = "RUNNING", "FINISHED"  # concurrent.futures' own words
 
@@ -37,19 +38,15 @@ class BatchOutcome:
 
     __slots__ = (
         "_starts",
-        "base_log_offset",
-        "base_offset",
         "callbacks",
         "condition",
         "error",
         "message_ids",
         "on_finish",
         "queue",
-        "recall_handle",
         "sizes",
         "state",
-        "status",
-        "store_id",
+        "stored",
         "transactional",
         "verdicts",
         "waiters",
@@ -62,19 +59,15 @@ class BatchOutcome:
         self.state = RUNNING
         self.queue = queue
         self.error: RmqError | None = None
-        self.verdicts: Sequence[tuple[BatchOutcome, int]] | None = None
-        """Of a batch that was refused as a whole (``error``) and then sent in pieces: for each
-        message the outcome of its piece and its place there.
+        self.verdicts: Sequence[tuple[BatchOutcome, int] | SendError] | None = None
+        """Of a batch that was refused as a whole (``error``) and then sent in parts: for each
+        message the outcome of its part and its place there, or its own error.
         """
-        self.status = SendStatus.SEND_OK
-        self.base_offset = -1
-        self.base_log_offset = -1
+        self.stored: StoredAt | None = None
         self.message_ids: Sequence[str] = ()
         self.sizes: Iterable[int] = ()
-        self.recall_handle: str | None = None
         self.transactional = False
         self._starts: list[int] = []
-        self.store_id: Callable[[int], str] = _no_store_id
         self.on_finish: Callable[[], None] | None = None
         self.waiters: dict[SendFuture, list[Any]] = {}
         self.callbacks: dict[SendFuture, list[Callable[[Any], object]]] = {}
@@ -118,32 +111,29 @@ class BatchOutcome:
 
     def error_at(self, index: int) -> RmqError | None:
         """Of the message at ``index``, where the batch has an ``error``."""
-        return self.error if self.verdicts is None else self.verdicts[index][0].error
+        if self.verdicts is None:
+            return self.error
+        verdict = self.verdicts[index]
+        return verdict if isinstance(verdict, SendError) else None
 
     def result_at(self, index: int) -> SendResult | None:
-        """The same for its result: it may have been sent in a piece that is stored."""
-        if self.verdicts is None:
+        """The same for its result: it may have been sent in a part that is stored."""
+        verdict = self.verdicts[index] if self.verdicts is not None else None
+        if verdict is None or isinstance(verdict, SendError):
             return None
-        outcome, place = self.verdicts[index]
-        return None if outcome.error is not None else outcome.result(place)
+        return verdict[0].result(verdict[1])
 
     def result(self, index: int) -> SendResult:
-        """The result of the message at ``index`` of the batch, which has no ``error``."""
-        log_offset = self.base_log_offset + self._start(index) if self.base_log_offset >= 0 else -1
-        return SendResult(
-            self.status,
-            self.message_ids[index],
-            self.queue,
-            QueueOffset(self.base_offset + index if self.base_offset >= 0 else -1),
-            self.store_id(log_offset) if log_offset >= 0 else "",
-            LogOffset(log_offset),
-            self.message_ids[index] if self.transactional else None,
-            1,
-            self.recall_handle,
-        )
+        """The result of the message at ``index`` of the batch, which is stored."""
+        assert self.stored is not None
+        message_id = self.message_ids[index]
+        transaction_id = message_id if self.transactional else None
+        return self.stored.result(message_id, index, self._start(index), transaction_id)
 
     def _start(self, index: int) -> int:
         """Bytes from the first record to this one."""
+        if not index:
+            return 0
         if not self._starts:
             self._starts = [0, *itertools.accumulate(map(int, self.sizes))]
         return self._starts[index]
@@ -153,9 +143,12 @@ class SendFuture(Future[SendResult]):
     """The outcome of one asynchronous send. ``result()`` gives a ``SendResult`` or raises a
     ``SendError``.
 
+    >>> from rmq_ray.model.ids import Address
+    >>> from rmq_ray.model.message import SendStatus
     >>> outcome = BatchOutcome(MessageQueue("orders", "broker-a", 0))
     >>> future = SendFuture(outcome, 1)
-    >>> outcome.base_offset, outcome.message_ids = 40, ("A", "B")
+    >>> place = StoredAt(SendStatus.SEND_OK, outcome.queue, Address("127.0.0.1", 10911), 40, 0)
+    >>> outcome.stored, outcome.message_ids, outcome.sizes = place, ("A", "B"), (100, 100)
     >>> outcome.finish()
     >>> future.result(timeout=1).queue_offset
     41
@@ -218,7 +211,3 @@ def _call(function: Callable[[Any], object], future: SendFuture) -> None:
         function(future)
     except Exception:  # noqa: BLE001 - a user's callback must not stop the other futures
         log.exception("a callback of %r failed", future)
-
-
-def _no_store_id(_log_offset: int) -> str:
-    return ""

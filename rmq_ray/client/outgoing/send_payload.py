@@ -1,38 +1,85 @@
-"""What a send puts on the wire: a frame of encoded records, or one message as Apache RocketMQ's
-SEND_MESSAGE_V2.
+"""What a send puts on the wire, and what its answer tells: a frame of encoded records, or one
+message as Apache RocketMQ's SEND_MESSAGE_V2.
 
-    RecordsLoad   SEND_RECORDS      1..65536 ordinary messages of one topic and queue
-    RecordLoad    SEND_RECORDS      one ordinary message
-    SingleLoad    SEND_MESSAGE_V2   one message of a special kind (delay, WAIT=false, transaction): the broker encodes it
+    RecordsPayload         SEND_RECORDS      1..65536 ordinary messages of one topic and queue
+    RecordPayload          SEND_RECORDS      one ordinary message
+    SingleMessagePayload   SEND_MESSAGE_V2   one message of a special kind (delay, WAIT=false): the broker encodes it
 
-Decides the form; called by ``client.sending.sending`` and ``client.sending.async_sender``, which
-decide where it goes and how often. Invariant: every command of a load carries the same frame id,
-whatever queue it is for, so that a broker recognises repeats.
+Decides the form; where it goes, and how often, is ``client.sending.send_engine``'s. On its way
+through batches a message has one number for its two flags, the flag word: the user's flag, or, for
+a compressed message, its low 32 bits with SYSFLAG above.
+
+Invariants: every command of a payload carries the same frame id, whatever queue it is for, so that
+a broker recognises repeats; a word of a message that is not compressed is the user's flag itself,
+so that without compression nothing is done.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from rmq_ray.client.outgoing.compressing import FLAG_MAX, flag_word, split_word
-from rmq_ray.client.outgoing.splitting import FrameParts
+from rmq_ray.client.instance.identity import ProducerIdentity
 from rmq_ray.codec.frame_encoder import encode_frame, encode_single
-from rmq_ray.codec.record import decode_record, headers, parse_offset_message_id
+from rmq_ray.codec.keyed_encoder import encode_keyed
+from rmq_ray.codec.record import (
+    decode_record,
+    headers,
+    offset_message_id,
+    parse_offset_message_id,
+)
 from rmq_ray.codec.record_batch import MARK_BYTES, UNIQUE_TAIL_BYTES
 from rmq_ray.errors import MalformedFrame
-from rmq_ray.model.ids import FrameId, MessageQueue
+from rmq_ray.model.ids import Address, FrameId, LogOffset, MessageQueue, QueueOffset
+from rmq_ray.model.message import SendResult, SendStatus
 from rmq_ray.model.topics import DEFAULT_TOPIC
 from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.wire.frame import BINARY, Command
 from rmq_ray.remoting.wire.headers import SendHeader
 from rmq_ray.remoting.wire.records import pack_send, pack_send_one, unpack_send_answer
 
+RECORD_OVERHEAD = 140  # header, lengths and UNIQ_KEY of a record, rounded up
+FLAG_MAX = (1 << 31) - 1
 
-class Load(Protocol):
+FrameParts = tuple[list[bytes], list[str], list[int] | None]
+"""Bodies, property texts, flag words (None when all are 0)."""
+
+
+class StoredAt(NamedTuple):
+    """What an answer tells of a payload that is stored: the places of its first message.
+    ``queue``: under the names that the producer's user knows.
+    """
+
+    status: SendStatus
+    queue: MessageQueue
+    address: Address
+    queue_offset: int
+    log_offset: int
+    recall_handle: str | None = None
+
+    def result(
+        self, message_id: str, index: int = 0, start: int = 0, transaction_id: str | None = None
+    ) -> SendResult:
+        """Of the message at ``index`` of the payload, ``start`` bytes behind the first one."""
+        log_offset = self.log_offset + start
+        return SendResult(
+            self.status,
+            message_id,
+            self.queue,
+            QueueOffset(self.queue_offset + index),
+            store_id(self.address, log_offset),
+            LogOffset(log_offset),
+            transaction_id,
+            1,
+            self.recall_handle,
+        )
+
+
+class FramePayload(Protocol):
     """One unit of sending."""
 
     topic: str
@@ -50,7 +97,7 @@ class Load(Protocol):
         ...
 
 
-class FrameLoad(Load, Protocol):
+class SizedPayload(FramePayload, Protocol):
     """One that knows the size of each of its records. ``sizes``: bytes; they may change with the
     queue, in place.
     """
@@ -58,7 +105,7 @@ class FrameLoad(Load, Protocol):
     sizes: Any
 
 
-class RecordsLoad:
+class RecordsPayload:
     """A frame of records, encoded for ``queue_id``; another queue rewrites that field in each
     record.
     """
@@ -82,7 +129,7 @@ class RecordsLoad:
         self._records: bytes | bytearray | memoryview = records
 
     def command(self, queue: MessageQueue) -> Command:
-        """See ``Load``."""
+        """See ``FramePayload``."""
         if queue.queue_id != self._queue_id:
             self._retarget(queue.queue_id)
         return Command(
@@ -90,7 +137,7 @@ class RecordsLoad:
         )
 
     def stored_at(self, answer: Command) -> tuple[int, int]:
-        """See ``Load``."""
+        """See ``FramePayload``."""
         return frame_stored_at(answer)
 
     def parts(self) -> FrameParts:
@@ -112,7 +159,7 @@ class RecordsLoad:
         self._records, self._queue_id = records, queue_id
 
 
-class RecordLoad:
+class RecordPayload:
     """One ordinary message: a frame of one record, encoded when it is sent. ``properties`` end with
     UNIQ_KEY; ``flag``: a flag word.
     """
@@ -138,7 +185,7 @@ class RecordLoad:
         self._flag = flag
 
     def command(self, queue: MessageQueue) -> Command:
-        """See ``Load``."""
+        """See ``FramePayload``."""
         if self._flag > FLAG_MAX:
             return self._compressed(queue)
         record = encode_single(
@@ -153,7 +200,7 @@ class RecordLoad:
         return Command(RequestCode.SEND_RECORDS, body=pack_send_one(record), serialize=BINARY)
 
     def stored_at(self, answer: Command) -> tuple[int, int]:
-        """See ``Load``."""
+        """See ``FramePayload``."""
         return frame_stored_at(answer)
 
     def _compressed(self, queue: MessageQueue) -> Command:
@@ -173,7 +220,7 @@ class RecordLoad:
 
 
 @dataclass(slots=True)
-class SingleLoad:
+class SingleMessagePayload:
     """One message with its property string (0x02 between properties, UNIQ_KEY included, no frame
     mark).
     """
@@ -190,7 +237,7 @@ class SingleLoad:
     default_queues: int = 4
 
     def command(self, queue: MessageQueue) -> Command:
-        """See ``Load``."""
+        """See ``FramePayload``."""
         header = SendHeader(
             producer_group=self.group,
             topic=self.topic,
@@ -207,7 +254,7 @@ class SingleLoad:
         return Command(RequestCode.SEND_MESSAGE_V2, fields=header.to_v2(), body=self.body)
 
     def stored_at(self, answer: Command) -> tuple[int, int]:
-        """See ``Load``."""
+        """See ``FramePayload``."""
         fields = answer.fields or {}
         try:
             _, _, log_offset = parse_offset_message_id(fields.get("msgId", ""))
@@ -219,6 +266,76 @@ class SingleLoad:
 
 
 def frame_stored_at(answer: Command) -> tuple[int, int]:
-    """See ``Load.stored_at``: of SEND_RECORDS and its like."""
+    """See ``FramePayload.stored_at``: of SEND_RECORDS and its like."""
     offset, log_offset, _, _ = unpack_send_answer(answer.body)
     return offset, log_offset
+
+
+def encode_records(  # noqa: PLR0913 - everything that a frame is
+    identity: ProducerIdentity,
+    queue: MessageQueue,
+    bodies: Sequence[bytes],
+    texts: Sequence[str],
+    born_ms: int,
+    timeout_ms: float,
+    flags: Sequence[int] | None = None,
+) -> RecordsPayload:
+    """A frame of ordinary messages with the next frame id. ``texts``: property strings as
+    ``property_text`` makes them; ``flags``: flag words.
+    """
+    keys = identity.unique_keys(born_ms, len(bodies))
+    frame_id = identity.take(timeout_ms)
+    try:
+        users, sys_flags = split_words(flags)
+        records, sizes = encode_keyed(
+            queue.topic, queue.queue_id, bodies, texts, keys, born_ms, frame_id, sys_flags, users
+        )
+    except BaseException:
+        identity.release(frame_id)
+        raise
+    return RecordsPayload(queue.topic, queue.queue_id, records, sizes, frame_id, keys)
+
+
+def flag_word(flag: int, sys_flag: int) -> int:
+    """Both flags in one number; ``flag`` is a signed 32-bit number.
+
+    >>> split_word(flag_word(-5, 0x301)), split_word(flag_word(-5, 0))
+    ((-5, 769), (-5, 0))
+    """
+    return sys_flag << 32 | flag & 0xFFFFFFFF if sys_flag else flag
+
+
+def split_word(word: int) -> tuple[int, int]:
+    """(the user's flag, SYSFLAG)."""
+    if word <= FLAG_MAX:
+        return word, 0
+    flag = word & 0xFFFFFFFF
+    return (flag if flag <= FLAG_MAX else flag - (1 << 32)), word >> 32
+
+
+def split_words(words: Sequence[int] | None) -> tuple[list[int] | None, int | list[int]]:
+    """(users' flags, SYSFLAGs) of the messages of a frame, each in the short form where all
+    are 0.
+    """
+    if words is None or not any(words):
+        return None, 0
+    if max(words) <= FLAG_MAX:
+        return list(words), 0
+    pairs = [split_word(word) for word in words]
+    return [flag for flag, _ in pairs], [sys_flag for _, sys_flag in pairs]
+
+
+def store_id(address: Address, log_offset: int) -> str:
+    """RocketMQ's offset message id; empty when the broker is known by a host name and not by an
+    address.
+    """
+    head = _store_id_head(address)
+    return f"{head}{log_offset:016X}" if head else ""
+
+
+@lru_cache(maxsize=1024)
+def _store_id_head(address: Address) -> str:
+    try:
+        return offset_message_id(address.host, address.port, 0)[:-16]
+    except ValueError:
+        return ""

@@ -1,23 +1,41 @@
-"""What a send call means: its arguments checked and brought into one form. Shared by both
-producers.
+"""What a send call means: its arguments checked and brought into one form, and a batch cut into
+frames (store-format 10). Shared by both producers.
 
 Decides which of RocketMQ's paths a message takes: ordinary messages go as records, special kinds
-(delay, WAIT=false, retry and system topics) as single messages. Pure; raises what
-``protocol.validators`` raises.
+(delay, WAIT=false, retry and system topics) as single messages. Decides which property carries a
+delivery time: a delay travels as a length, so that the broker's clock alone decides when it is
+over. Decides what may travel together: messages of one topic without delay, WAIT=false or system
+topics, cut by bytes only, so that a batch below ``batch_bytes_max`` is one frame. Does not decide
+limits of time: the broker's ``timer_max_delay_hours``. Pure; raises what ``protocol.validators``
+raises.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
+from datetime import datetime, timedelta
+from operator import index as as_index
 
-from rmq_ray.client.outgoing.timing import When, when
-from rmq_ray.errors import ClientError
+from rmq_ray.client.outgoing.send_payload import RECORD_OVERHEAD, FrameParts
+from rmq_ray.codec.record_batch import FRAME_RECORDS_MAX
+from rmq_ray.config import ProducerConfig
+from rmq_ray.errors import ClientError, MessageIllegal
 from rmq_ray.model.ids import MessageQueue
-from rmq_ray.model.message import DELAY, KEYS, TAGS, WAIT, Message, decode_properties
+from rmq_ray.model.message import (
+    DELAY,
+    KEYS,
+    TAGS,
+    TIMER_DELAY_MS,
+    TIMER_DELIVER_MS,
+    WAIT,
+    Message,
+    decode_properties,
+)
 from rmq_ray.model.topics import RETRY_PREFIX, SYSTEM_TOPICS
 from rmq_ray.protocol.validators import (
     NO_KEYS,
+    PLAIN_KEYS,
     SPECIAL_PROPERTIES_BYTES_MAX,
     check_body,
     check_delay_level,
@@ -29,6 +47,9 @@ from rmq_ray.protocol.validators import (
     property_text,
 )
 
+When = int | str
+"""A delay level, 0 = at once; or the property of an exact time as it goes on the wire."""
+_MS = timedelta(milliseconds=1)
 Selector = Callable[[Sequence[MessageQueue], Message, object], MessageQueue]
 """(writable queues, message, the call's ``arg``) -> one of the queues."""
 Labels = tuple[str | None, Sequence[str], Mapping[str, str] | None]
@@ -42,7 +63,7 @@ TIMEOUT_S_MAX = 1e8
 
 
 @dataclass(slots=True)
-class Outgoing:
+class SendRequest:
     """One checked message. ``text``: KEYS, TAGS and user properties. ``special``: takes the
     single-message path.
 
@@ -60,11 +81,11 @@ class Outgoing:
     group: str | None = None
 
 
-def outgoing(
+def checked_request(
     topic_or_message: str | Message, body: object, labels: Labels, time: When, body_bytes_max: int
-) -> Outgoing:
+) -> SendRequest:
     """The checked message of a call: a ``Message``, or a topic with its parts. ``time``: see
-    ``client.outgoing.timing``.
+    ``client.outgoing.send_request``.
     """
     tag, keys, properties = labels
     flag, wait_store_ok = 0, True
@@ -100,7 +121,7 @@ def outgoing(
             check_delay_level(time)
         check_properties_fit(text, SPECIAL_PROPERTIES_BYTES_MAX)
         text += special_text(time, wait_store_ok)
-    return Outgoing(topic, content, text, flag, special)
+    return SendRequest(topic, content, text, flag, special)
 
 
 def _given(labels: object) -> bool:
@@ -130,7 +151,7 @@ def special_text(time: When, wait_store_ok: bool) -> str:
     return delay if wait_store_ok else f"{delay}{WAIT}\x01false\x02"
 
 
-def as_message(message: Outgoing) -> Message:
+def as_message(message: SendRequest) -> Message:
     """What a selector sees: the message as its sender gave it, but for the time of its delivery."""
     properties = decode_properties(message.text)
     tag, keys = properties.pop(TAGS, None), properties.pop(KEYS, "")
@@ -192,3 +213,196 @@ def timeout_in_ms(timeout_s: float) -> float:
         f"timeout is {timeout_s!r}; give a positive number of seconds, or None for the "
         f"configured one"
     )
+
+
+# --- delivery times ---
+
+
+def when(delay_level: int, delay: object, deliver_at: object) -> When:
+    """What the three arguments ask for; at most one may be given. ``ClientError``.
+
+    >>> when(3, None, None), when(0, timedelta(seconds=1.5), None)
+    (3, 'TIMER_DELAY_MS\\x011500\\x02')
+    """
+    if delay_level.__class__ is not int:
+        delay_level = _level(delay_level)
+    if delay is None and deliver_at is None:
+        return delay_level
+    if (delay is not None) + (deliver_at is not None) + (delay_level != 0) > 1:
+        raise ClientError(
+            "delay_level, delay and deliver_at each choose the delivery time; give one of them"
+        )
+    if delay is not None:
+        return f"{TIMER_DELAY_MS}\x01{_delay_ms(delay)}\x02"
+    if not isinstance(deliver_at, datetime):
+        raise ClientError(
+            f"deliver_at is {deliver_at!r}; give a datetime (one without time zone is local time)",
+            repr(deliver_at),
+        )
+    try:
+        return f"{TIMER_DELIVER_MS}\x01{max(1, -int(-deliver_at.timestamp() * 1000 // 1))}\x02"
+    except (OverflowError, ValueError, OSError) as error:  # local times at the ends of the calendar
+        raise ClientError(
+            f"deliver_at is {deliver_at!r}, which is no point in time here ({error}); give "
+            f"one with a time zone",
+            repr(deliver_at),
+        ) from None
+
+
+def _level(delay_level: object) -> int:
+    """A plain number, which is written as one: that of an Enum's member or of another library, but
+    no bool.
+    """
+    try:
+        if not isinstance(delay_level, bool):
+            return as_index(delay_level)  # type: ignore[arg-type]
+    except TypeError:
+        pass
+    raise ClientError(
+        f"delay_level is {delay_level!r}; give a whole number, 0 (none) to 18", repr(delay_level)
+    )
+
+
+def _delay_ms(delay: object) -> int:
+    """Rounded up to whole milliseconds: never early."""
+    if not isinstance(delay, timedelta) or delay < timedelta(0):
+        raise ClientError(f"delay is {delay!r}; give a timedelta that is not negative", repr(delay))
+    whole, rest = divmod(delay, _MS)
+    return whole + bool(rest)
+
+
+# --- batches ---
+
+
+def split_batch(
+    messages: Iterable[Message], config: ProducerConfig
+) -> tuple[str, list[FrameParts]]:
+    """(topic, frames in order). Raises what the validators raise, and ``MessageIllegal`` for what a
+    batch may not hold.
+    """
+    if not isinstance(messages, list):
+        messages = _listed(messages)
+    try:
+        return _split(messages, config)
+    except (
+        AttributeError,
+        TypeError,
+        ValueError,
+    ):  # the last two: pandas.NA and arrays, which refuse to be compared
+        for message in messages:
+            if not isinstance(message, Message):
+                raise ClientError(
+                    f"a batch consists of rmq_ray.Message objects, not {message!r:.80}"
+                ) from None
+            checked_request(message, None, NO_LABELS, 0, config.body_bytes_max)
+        raise
+
+
+def _listed(messages: Iterable[Message]) -> list[Message]:
+    try:
+        return list(messages)
+    except (TypeError, RuntimeError):  # the second one: buffers of several dimensions
+        raise ClientError(
+            f"a batch is a list of rmq_ray.Message objects, not {messages!r:.80}"
+        ) from None
+
+
+def _split(messages: Sequence[Message], config: ProducerConfig) -> tuple[str, list[FrameParts]]:
+    if not messages:
+        raise ClientError("the batch is empty; give at least one message")
+    topic = messages[0].topic
+    check_send_topic(topic)
+    plain = _plain_bodies(messages, topic, config)
+    if plain is not None:
+        return topic, [(plain, [""] * len(plain), None)]
+    body_bytes_max = config.body_bytes_max
+    bodies: list[bytes] = []
+    texts: list[str] = []
+    for message in messages:
+        if message.topic != topic or _is_timed(message) or not message.wait_store_ok:
+            raise _unfit(message, topic)
+        body = message.body
+        if body.__class__ is not bytes or not 0 < len(body) <= body_bytes_max:
+            body = check_body(body, body_bytes_max)
+        bodies.append(body)
+        tag, keys, properties = message.tag, message.keys, message.properties
+        if keys.__class__ not in PLAIN_KEYS:
+            check_repeatable(keys)
+        texts.append(
+            ""
+            if tag is None and keys is NO_KEYS and properties.__class__ is dict and not properties
+            else property_text(tag, keys, properties)
+        )
+    flags = check_flags(message.flag for message in messages)
+    for message in messages:
+        if message.wait_store_ok is not True:
+            check_wait(message.wait_store_ok)
+    return topic, _cut(bodies, texts, flags if any(flags) else None, config.batch_bytes_max)
+
+
+def _plain_bodies(
+    messages: Sequence[Message], topic: str, config: ProducerConfig
+) -> list[bytes] | None:
+    """The bodies of a batch that needs no look at each message: one frame, nothing but sound
+    bodies. None = look.
+    """
+    bodies = [
+        message.body
+        for message in messages
+        if message.topic == topic
+        and (
+            message.delay_level == 0 and message.delay is None and message.deliver_at is None
+        )  # _is_timed: a call costs as much as all the rest
+        and (message.wait_store_ok is True and not message.flag)
+        and (
+            message.tag is None
+            and message.keys is NO_KEYS
+            and message.properties.__class__ is dict
+            and not message.properties
+        )
+    ]
+    count = len(bodies)
+    if count != len(messages) or count > FRAME_RECORDS_MAX or set(map(type, bodies)) != {bytes}:
+        return None
+    lengths = list(map(len, bodies))
+    fits = (
+        min(lengths) > 0
+        and max(lengths) <= config.body_bytes_max
+        and sum(lengths) + RECORD_OVERHEAD * count <= config.batch_bytes_max
+    )
+    return bodies if fits else None
+
+
+def _cut(
+    bodies: list[bytes], texts: list[str], flags: list[int] | None, bytes_max: int
+) -> list[FrameParts]:
+    sizes = [
+        len(body) + len(text) + RECORD_OVERHEAD for body, text in zip(bodies, texts, strict=True)
+    ]
+    if len(bodies) <= FRAME_RECORDS_MAX and sum(sizes) <= bytes_max:
+        return [(bodies, texts, flags)]
+    frames: list[FrameParts] = []
+    begin, filled = 0, 0
+    for index, size in enumerate(sizes):
+        if index > begin and (filled + size > bytes_max or index - begin >= FRAME_RECORDS_MAX):
+            frames.append((bodies[begin:index], texts[begin:index], flags and flags[begin:index]))
+            begin, filled = index, 0
+        filled += size
+    frames.append((bodies[begin:], texts[begin:], flags and flags[begin:]))
+    return frames
+
+
+def _unfit(message: Message, topic: str) -> MessageIllegal:
+    if message.topic != topic:
+        return MessageIllegal(
+            f"a batch has one topic, not {topic!r} and {message.topic!r}; send a batch per topic"
+        )
+    what = (
+        f"delay_level={message.delay_level}, delay={message.delay}, "
+        f"deliver_at={message.deliver_at} or wait_store_ok={message.wait_store_ok}"
+    )
+    return MessageIllegal(f"a batch holds no message with {what}; send it with send()")
+
+
+def _is_timed(message: Message) -> bool:
+    return message.delay_level != 0 or message.delay is not None or message.deliver_at is not None

@@ -16,7 +16,8 @@ forgets its result, not the message.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
@@ -26,23 +27,21 @@ from rmq_ray.client.instance.managed import ServiceState
 from rmq_ray.client.interceptors.send_hooks import ASYNC, ONEWAY
 from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.client.outgoing.send_request import (
-    Outgoing,
     Placement,
     Selector,
+    SendRequest,
     check_placement,
-    outgoing,
+    checked_request,
     placed,
+    split_batch,
     timeout_in_ms,
+    when,
 )
-from rmq_ray.client.outgoing.splitting import split_batch
-from rmq_ray.client.outgoing.timing import when
-from rmq_ray.client.producer.async_frames import AsyncFrames
-from rmq_ray.client.producer.async_request import AsyncRequests
-from rmq_ray.client.producer.async_start import AsyncStart
 from rmq_ray.client.producer.cancel_delayed import recall_in_loop
-from rmq_ray.client.producer.request_reply import AskOptions, request_of
-from rmq_ray.client.sending.producer_core import CLOSE_SLACK_MS
-from rmq_ray.client.sending.producer_shell import ProducerShell
+from rmq_ray.client.producer.producer_base import ProducerBase
+from rmq_ray.client.producer.request_reply import AskOptions, LoopRequests, request_of
+from rmq_ray.client.sending.loop_sender import LoopSender
+from rmq_ray.client.sending.producer_core import CLOSE_SLACK_MS, ProducerCore
 from rmq_ray.client.transaction.async_transaction import (
     AsyncHalves,
     AsyncTransaction,
@@ -66,7 +65,7 @@ from rmq_ray.ports import Discovery
 from rmq_ray.remoting.local_address import process_id
 
 
-class AsyncProducer(ProducerShell):
+class AsyncProducer(ProducerBase):
     """Sends messages of one producer group from one event loop; arguments and settings are
     ``Producer``'s. Times are seconds.
     """
@@ -80,9 +79,9 @@ class AsyncProducer(ProducerShell):
         client_id: str | None,
     ) -> None:
         super()._configure(discovery, config, limits, clock, client_id)
-        self._frames: AsyncFrames | None = None
+        self._sender: LoopSender | None = None
         self._transactions: AsyncHalves | None = None
-        self._requests: AsyncRequests | None = None
+        self._requests: LoopRequests | None = None
         self._starting: AsyncStart | None = None
         self._process = process_id()
 
@@ -121,17 +120,17 @@ class AsyncProducer(ProducerShell):
         if self._starting is not None:  # nobody took yet what it made, or makes
             self._starting.give_up()
             self._starting = None
-        if self._frames is not None and self._frames.orphaned:
-            self._frames = None
-        elif self._frames is not None:
-            self._frames.check_loop()
-        frames, self._frames = self._frames, None
+        if self._sender is not None and self._sender.orphaned:
+            self._sender = None
+        elif self._sender is not None:
+            self._sender.check_loop()
+        sender, self._sender = self._sender, None
         core, self._core = self._core, None
         if self._state is not ServiceState.INHERITED:
             self._state = ServiceState.SHUTDOWN_ALREADY
         try:
-            if frames is not None:
-                await frames.close(patience_ms)
+            if sender is not None:
+                await sender.close(patience_ms)
         finally:
             if core is not None:
                 await asyncio.to_thread(core.close)
@@ -171,9 +170,9 @@ class AsyncProducer(ProducerShell):
         """Send one message and wait until the broker has it; see ``Producer.send``. Many at once:
         ``asyncio.gather``.
         """
-        frames = await self._ready()
+        sender = await self._ready()
         timeout_ms = self._time(timeout)
-        message = outgoing(
+        message = checked_request(
             topic_or_message,
             body,
             (tag, keys, properties),
@@ -183,7 +182,7 @@ class AsyncProducer(ProducerShell):
         placement = placed(queue, selector, arg, message_group)
         if self._steps is not None:
             self._steps.name(message)
-        return await self._send(frames, message, placement, timeout_ms)
+        return await self._send(sender, message, placement, timeout_ms)
 
     async def send_oneway(  # noqa: PLR0913 - the public signature
         self,
@@ -204,8 +203,8 @@ class AsyncProducer(ProducerShell):
         """Send one message without any answer: it may be lost unnoticed. Raises ``SendError`` when
         it could not be written.
         """
-        frames = await self._ready()
-        message = outgoing(
+        sender = await self._ready()
+        message = checked_request(
             topic_or_message,
             body,
             (tag, keys, properties),
@@ -214,7 +213,7 @@ class AsyncProducer(ProducerShell):
         )
         placement = placed(queue, selector, arg, message_group)
         if self._steps is None:
-            await frames.send_oneway(
+            await sender.send_oneway(
                 message, await self._place(message, placement, self._timeout_ms)
             )
             return
@@ -222,7 +221,7 @@ class AsyncProducer(ProducerShell):
         with self._steps.around(message, ONEWAY):
             left_ms = await self._place(message, self._steps.placement(placement), self._timeout_ms)
             self._steps.pack(message)
-            await frames.send_oneway(message, left_ms)
+            await sender.send_oneway(message, left_ms)
 
     async def send_batch(
         self,
@@ -234,7 +233,7 @@ class AsyncProducer(ProducerShell):
         """Send messages of one topic to one queue; one result per frame sent. See
         ``Producer.send_batch``.
         """
-        frames = await self._ready()
+        sender = await self._ready()
         timeout_ms = self._time(timeout)
         topic, parts = split_batch(messages, self._config)
         namespace = self._config.namespace
@@ -244,11 +243,11 @@ class AsyncProducer(ProducerShell):
         )
         core = self._core
         assert core is not None
-        queues, left_ms = await frames.queues(topic, timeout_ms)
+        queues, left_ms = await sender.queues(topic, timeout_ms)
         target = (
-            frames.next_queue(queues) if queue is None else core.choose(topic, queue, None, 0.0)
+            sender.next_queue(queues) if queue is None else core.choose(topic, queue, None, 0.0)
         )
-        return await frames.send_frames(
+        return await sender.send_frames(
             parts, target, queue is not None, left_ms, timeout_ms, self._steps
         )
 
@@ -267,13 +266,15 @@ class AsyncProducer(ProducerShell):
         """Send the rows of a ``pyarrow.Table`` or ``RecordBatch``; see ``Producer.send_arrow``.
         Encoded in threads: the loop goes on.
         """
-        frames = await self._ready()
+        sender = await self._ready()
         assert self._core is not None
-        from rmq_ray.client.producer.async_arrow import send_table
-        from rmq_ray.client.sending.arrow_sending import ArrowCall  # pyarrow takes 0.15 s to load
+        from rmq_ray.client.sending.arrow_sending import (  # pyarrow takes 0.15 s to load
+            ArrowCall,
+            send_table,
+        )
 
         call = ArrowCall(topic, data, (body, key, tag, properties), queue, self._time(timeout))
-        return await send_table(self._core, frames, self._steps, call)
+        return await send_table(self._core, sender, self._steps, call)
 
     def transaction(self, checker: Checker, *, timeout: float | None = None) -> AsyncTransaction:
         """Begin a transaction: ``async with producer.transaction(checker) as tx: await
@@ -313,9 +314,9 @@ class AsyncProducer(ProducerShell):
         self, topic: str, recall_handle: str, *, timeout: float | None = None
     ) -> str:
         """Take back a message that waits for its delivery time; see ``Producer.recall_message``."""
-        frames = await self._ready()
+        sender = await self._ready()
         assert self._core is not None
-        return await recall_in_loop(self._core, frames, topic, recall_handle, self._time(timeout))
+        return await recall_in_loop(self._core, sender, topic, recall_handle, self._time(timeout))
 
     async def request(
         self,
@@ -326,64 +327,68 @@ class AsyncProducer(ProducerShell):
         **options: Unpack[AskOptions],
     ) -> MessageExt:
         """Send one message and wait for the reply of a consumer to it; see ``Producer.request``."""
-        frames, timeout_ms = await self._ready(), timeout_in_ms(timeout)
+        sender, timeout_ms = await self._ready(), timeout_in_ms(timeout)
         assert self._core is not None
         message, placement = request_of(
             topic_or_message, body, options, self._config.body_bytes_max
         )
         if self._steps is not None:
             self._steps.name(message)
-        if self._requests is None or self._requests.frames is not frames:
-            self._requests = AsyncRequests(self._core, frames, partial(self._send, frames))
+        if self._requests is None or self._requests.sender is not sender:
+            self._requests = LoopRequests(self._core, sender, partial(self._send, sender))
         return await self._requests.ask(message, placement, timeout_ms)
 
     # --- inside -----------------------------------------------------------------------------------
 
     async def _send(
-        self, frames: AsyncFrames, message: Outgoing, placement: Placement | None, timeout_ms: float
+        self,
+        sender: LoopSender,
+        message: SendRequest,
+        placement: Placement | None,
+        timeout_ms: float,
     ) -> SendResult:
         """A message whose topic has its whole name, through the producer's other steps if it has
         some.
         """
         if self._steps is None:
             timeout_ms = await self._place(message, placement, timeout_ms)
-            return await frames.send(message, timeout_ms)
+            return await sender.send(message, timeout_ms)
         with self._steps.around(message, ASYNC) as ctx:
             timeout_ms = await self._place(message, self._steps.placement(placement), timeout_ms)
             self._steps.pack(message)
-            ctx.result = result = await frames.send(message, timeout_ms)
+            ctx.result = result = await sender.send(message, timeout_ms)
         return result
 
     async def _halves(self, checker: Checker) -> AsyncHalves:
-        frames = await self._ready()
+        sender = await self._ready()
         assert self._core is not None
         engine_of(self._core, checker)
-        if self._transactions is None or self._transactions.frames is not frames:
-            self._transactions = AsyncHalves(self._core, frames, self._steps, self._place)
+        if self._transactions is None or self._transactions.sender is not sender:
+            self._transactions = AsyncHalves(self._core, sender, self._steps, self._place)
         return self._transactions
 
     async def _place(
-        self, message: Outgoing, placement: Placement | None, timeout_ms: float
+        self, message: SendRequest, placement: Placement | None, timeout_ms: float
     ) -> float:
         """Give the message its queue; what is left of the time."""
         if placement is None:
             return timeout_ms
-        core, frames = self._core, self._frames
-        if core is None or frames is None:
+        core, sender = self._core, self._sender
+        if core is None or sender is None:
             raise ClientError(f"producer {self.group!r} was closed; nothing was sent", self.group)
         check_placement(placement[0], placement[1], placement[3])
-        _, left_ms = await frames.queues(
+        _, left_ms = await sender.queues(
             message.topic, timeout_ms
         )  # the route is known from here on: what follows does not block
         core.place(message, placement, 0.0)
         return left_ms
 
-    async def _ready(self) -> AsyncFrames:
+    async def _ready(self) -> LoopSender:
         self._look_for_fork()
-        frames = self._frames
-        if frames is not None:
-            frames.check_loop()
-            return frames
+        sender = self._sender
+        if sender is not None:
+            sender.check_loop()
+            return sender
         if self._under_way() is None and self._state is not ServiceState.CREATE_JUST:
             raise ClientError(
                 f"producer {self.group!r} is {self._state.value}; make a new one", self.group
@@ -399,7 +404,7 @@ class AsyncProducer(ProducerShell):
         self._process = process_id()
         self._starting = None
         if self._state is not ServiceState.CREATE_JUST:
-            self._core = self._frames = None
+            self._core = self._sender = None
             self._state = ServiceState.INHERITED
 
     def _under_way(self) -> AsyncStart | None:
@@ -416,7 +421,7 @@ class AsyncProducer(ProducerShell):
         starting.check_loop()
         return starting
 
-    async def _start(self) -> AsyncFrames:
+    async def _start(self) -> LoopSender:
         """Calls that come while another starts wait for it, and go on when that one is cancelled. A
         start for which nobody waits when it ends was none: what it made is closed.
         """
@@ -429,8 +434,8 @@ class AsyncProducer(ProducerShell):
                 starting = self._starting = AsyncStart(self.group, self._make_core, self._begin)
             await starting.wait()
             self._take(starting)
-            if self._frames is not None:
-                return self._frames
+            if self._sender is not None:
+                return self._sender
 
     async def _begin(self, starting: AsyncStart) -> None:
         """A group that is taken, a loop that ends meanwhile, or waiters who are all cancelled leave
@@ -458,7 +463,7 @@ class AsyncProducer(ProducerShell):
         self._starting, self._core = None, core
         if self._steps is not None:
             self._steps.watch(core)
-        self._frames = AsyncFrames(core, self._limits or RemotingLimits())
+        self._sender = LoopSender(core, self._limits or RemotingLimits())
         self._state = ServiceState.RUNNING
 
     def _forget(self, starting: AsyncStart) -> None:
@@ -476,3 +481,100 @@ class AsyncProducer(ProducerShell):
             f"new one",
             self.group,
         )
+
+
+class AsyncStart:
+    """One start, and who has the core that its thread makes: it is taken once, or closed once,
+    whichever of the thread and the loop ends first.
+
+        thread: make ──> run() ──lock──> left for the loop ──> take(), by the first who waits
+                              └──given up──> closed
+
+    Belongs to the loop in which it was made. ``make``: connects, in a thread; ``begin(self)``:
+    the start, a task of that loop.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        make: Callable[[], ProducerCore],
+        begin: Callable[[AsyncStart], Coroutine[Any, Any, None]],
+    ) -> None:
+        self._group = group
+        self._make = make
+        self._lock = threading.Lock()
+        self._given_up = False
+        self._made: ProducerCore | None = None
+        self._waiting = 0
+        self.task = asyncio.create_task(begin(self))
+
+    @property
+    def over(self) -> bool:
+        """Whether nobody gets anything from it: it was given up, or its loop was closed, or
+        cancelled it before its first step.
+        """
+        return self._given_up or self.task.cancelled() or self.task.get_loop().is_closed()
+
+    @property
+    def made(self) -> bool:
+        """Whether a core is there to be taken."""
+        return self._made is not None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether somebody waits for it."""
+        return self._waiting > 0
+
+    def check_loop(self) -> None:
+        """``ClientError`` when another loop is running than the one in which it goes on."""
+        if self.task.get_loop() is not asyncio.get_running_loop():
+            raise ClientError(
+                f"producer {self._group!r} is being started by another event loop; make one "
+                f"per loop",
+                self._group,
+            )
+
+    async def wait(self) -> None:
+        """Until it has ended; what it raises. Who is cancelled and was the last to wait leaves a
+        core that is made already to nobody.
+        """
+        self._waiting += 1
+        try:
+            await asyncio.shield(self.task)
+        except asyncio.CancelledError:
+            if self._waiting == 1 and self.task.done():
+                self.give_up()
+            raise
+        finally:
+            self._waiting -= 1
+
+    def run(self) -> None:
+        """In the thread: make the core, and leave it for the loop. What ``make`` raises."""
+        made = self._make()
+        with self._lock:
+            if not self._given_up:
+                self._made = made
+                return
+        made.close()
+
+    def take(self) -> ProducerCore | None:
+        """The core, after ``run``: it is the caller's. None: it was taken, or given up."""
+        with self._lock:
+            made, self._made = self._made, None
+        return made
+
+    def discard(self) -> None:
+        """In a thread, after ``run``: nobody waits for the core, it is closed."""
+        made = self.take()
+        if made is not None:
+            made.close()
+
+    def give_up(self) -> None:
+        """Nobody will take the core: it is closed, by a thread. Does not block."""
+        with self._lock:
+            self._given_up = True
+            made, self._made = self._made, None
+        if made is not None:
+            threading.Thread(
+                target=made.close, name=f"rmq-given-up-{self._group}", daemon=True
+            ).start()

@@ -3,7 +3,7 @@ decides which answer is which error. ``recall`` blocks, ``recall_in_loop`` does 
 
 from __future__ import annotations
 
-from rmq_ray.client.producer.async_frames import AsyncFrames
+from rmq_ray.client.sending.loop_sender import LoopSender
 from rmq_ray.client.sending.producer_core import ProducerCore
 from rmq_ray.errors import BrokerUnreachable, RecallFailed, ResponseError
 from rmq_ray.model.ids import Address
@@ -23,7 +23,7 @@ def recall(core: ProducerCore, topic: str, recall_handle: str, timeout_ms: float
     started_ms, topic = core.clock.monotonic_ms(), with_namespace(core.config.namespace, topic)
     handle = RecallHandle.decode(recall_handle)
     if core.instance.broker_address(handle.broker_name) is None:
-        core.find_queues(topic, timeout_ms)
+        core.queues.find(topic, timeout_ms)
     address = _address(core, handle, topic)
     return _judged(
         core.instance.invoke(
@@ -36,15 +36,15 @@ def recall(core: ProducerCore, topic: str, recall_handle: str, timeout_ms: float
 
 
 async def recall_in_loop(
-    core: ProducerCore, frames: AsyncFrames, topic: str, recall_handle: str, timeout_ms: float
+    core: ProducerCore, sender: LoopSender, topic: str, recall_handle: str, timeout_ms: float
 ) -> str:
     """The same over a connection of the loop."""
     topic, handle = with_namespace(core.config.namespace, topic), RecallHandle.decode(recall_handle)
     if core.instance.broker_address(handle.broker_name) is None:
-        _, timeout_ms = await frames.queues(topic, timeout_ms)
+        _, timeout_ms = await sender.queues(topic, timeout_ms)
     _address(core, handle, topic)
     return _judged(
-        await frames.ask(
+        await sender.ask(
             handle.broker_name, _command(core, topic, recall_handle), max(1.0, timeout_ms)
         ),
         handle,

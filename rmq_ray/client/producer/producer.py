@@ -26,20 +26,20 @@ from rmq_ray.client.instance.managed import ServiceState
 from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.client.outgoing.send_future import SendFuture
 from rmq_ray.client.outgoing.send_request import (
-    Outgoing,
     Selector,
+    SendRequest,
+    checked_request,
     is_special,
-    outgoing,
     placed,
+    split_batch,
     timeout_in_ms,
+    when,
 )
-from rmq_ray.client.outgoing.splitting import split_batch
-from rmq_ray.client.outgoing.timing import when
 from rmq_ray.client.producer.cancel_delayed import recall
+from rmq_ray.client.producer.producer_base import ProducerBase
 from rmq_ray.client.producer.request_reply import AskOptions, Reply, ask
-from rmq_ray.client.sending.frame_sending import send_frames
 from rmq_ray.client.sending.producer_core import ProducerCore
-from rmq_ray.client.sending.producer_shell import ProducerShell
+from rmq_ray.client.sending.send_steps import send_frames
 from rmq_ray.client.transaction import transaction
 from rmq_ray.client.transaction.transaction import Transaction
 from rmq_ray.client.transaction.transaction_checks import Checker
@@ -55,7 +55,7 @@ _living: weakref.WeakSet[Producer] = weakref.WeakSet()
 _PLAIN_TOPICS_MAX = 4_096
 
 
-class Producer(ProducerShell):
+class Producer(ProducerBase):
     """Sends messages of one producer group.
 
     ``group``: unique among producers of one client id. ``discovery``: where the name servers are.
@@ -176,9 +176,9 @@ class Producer(ProducerShell):
                 if tag is None and keys is NO_KEYS and properties is None
                 else property_text(tag, keys, properties)
             )
-            return core.send_plain(Outgoing(topic, body, text))
+            return core.send_plain(SendRequest(topic, body, text))
         timeout_ms = self._time(timeout)
-        message = outgoing(
+        message = checked_request(
             topic_or_message,
             body,
             (tag, keys, properties),
@@ -238,7 +238,7 @@ class Producer(ProducerShell):
                 else property_text(tag, keys, properties)
             )
             return core.batches.append(topic_or_message, body, text, timeout_ms)
-        message = outgoing(
+        message = checked_request(
             topic_or_message,
             body,
             (tag, keys, properties),
@@ -272,7 +272,7 @@ class Producer(ProducerShell):
         it could not be written.
         """
         core = self._core or self._ready()
-        message = outgoing(
+        message = checked_request(
             topic_or_message,
             body,
             (tag, keys, properties),

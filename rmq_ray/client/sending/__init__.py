@@ -1,5 +1,5 @@
-"""The send engine: frames in flight, retries, results.
+"""The send engine and who drives it: threads that wait, futures, tasks of an event loop.
 
-Decides what follows an answer, a refusal or a silence, by ``protocol.retry``.
-Open first: ``sending.py``.
+Decides what follows an answer, a refusal or a silence, and which messages travel together. Does not
+decide what a message looks like (``client.outgoing``). Open first: ``send_engine.py``.
 """

@@ -28,7 +28,7 @@ from rmq_ray.model.message import KEYS, RESERVED_PROPERTIES, TAGS
 from rmq_ray.protocol.validators import USER_PROPERTIES_BYTES_MAX
 
 WINDOW_ROWS = 65_536
-"""Rows that are looked at together."""
+"""CheckedRows that are looked at together."""
 _SMALL_CHUNK = 4_096  # chunks shorter than this are put together first: a frame lies in one chunk
 _SHOWN = 10  # column names in an error
 _BINARY = (
@@ -92,8 +92,8 @@ class Columns:
 
 
 @dataclass(slots=True)
-class Rows:
-    """Rows from number ``first`` on that lie together. ``texts``: property strings as
+class CheckedRows:
+    """CheckedRows from number ``first`` on that lie together. ``texts``: property strings as
     ``property_text`` makes them, None = all empty.
     """
 
@@ -102,7 +102,7 @@ class Rows:
     texts: Any
 
 
-def read_rows(data: object, columns: Columns, body_bytes_max: int) -> list[Rows]:
+def read_rows(data: object, columns: Columns, body_bytes_max: int) -> list[CheckedRows]:
     """Every row of a ``pyarrow.Table`` or ``RecordBatch``, checked. Buffers are shared, not copied,
     where the types allow.
 
@@ -124,14 +124,14 @@ def read_rows(data: object, columns: Columns, body_bytes_max: int) -> list[Rows]
     return list(_windows(data, columns, body_bytes_max))
 
 
-def _windows(table: Any, columns: Columns, body_bytes_max: int) -> Iterator[Rows]:
+def _windows(table: Any, columns: Columns, body_bytes_max: int) -> Iterator[CheckedRows]:
     table = table.select(columns.names())
     if any(column.num_chunks > 1 + table.num_rows // _SMALL_CHUNK for column in table.columns):
         table = table.combine_chunks()
     first = 0
     for batch in table.to_batches(max_chunksize=WINDOW_ROWS):
         if batch.num_rows:
-            yield Rows(
+            yield CheckedRows(
                 first,
                 _bodies(batch[columns.body], columns.body, first, body_bytes_max),
                 _texts(batch, columns, first),

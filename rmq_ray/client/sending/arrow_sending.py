@@ -1,46 +1,56 @@
 """A table on its way: cut into frames, each encoded by columns and sent while others are
 unanswered.
 
-    rows ──cut by bytes and count──> frame ──slot of its broker──> Job ──> Launcher ──> ... ──> SendResult
+    rows ──cut by bytes and count──> frame ──window of its broker──> AsyncSend ──> AsyncSender ──> ... ──> SendResult
+    on an event loop: rows checked and encoded in threads, frames sent by ``LoopSender``
 
 Each frame takes the next queue of the topic, so that rows of one frame keep their order and frames
 do not. To a given queue they go one at a time and stop at the first failure: what is stored is a
-beginning of the table. Decides where a table is cut and what an error tells of the frames that are
-stored. Does not decide what rows may be (``client.sending.arrow_columns``) or what is sent again
-(``client.sending.async_sender``). Called by ``Producer.send_arrow``;
-``client.producer.async_arrow`` does the same on an event loop. Imported by those who want columns
-only: pyarrow takes 0.15 s to load.
+beginning of the table. Decides where a table is cut, which frames of it are out at once, and what
+an error tells of the frames that are stored. Does not decide what rows may be
+(``client.sending.arrow_columns``) or what is sent again (``client.sending.send_engine``). Imported
+by those who want columns only: pyarrow takes 0.15 s to load.
 
 Invariants: no row is sent before all were checked; every frame that was begun is waited for; a
 frame's time-out covers all that it waits for, the first one's the look-up of the route, too; at
-most ``frames_in_flight_max`` frames of a broker and ``buffer_bytes_max`` bytes are out.
+most ``frames_in_flight_max`` frames of a broker and ``buffer_bytes_max`` bytes are out. On a loop a
+thread is taken for the processor's work only, never for a wait; who is cancelled leaves the frames
+that were begun on their way.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from rmq_ray.client.interceptors.send_steps import SendSteps
 from rmq_ray.client.outgoing.send_future import FINISHED, BatchOutcome
-from rmq_ray.client.outgoing.send_payload import RecordsLoad
-from rmq_ray.client.outgoing.splitting import RECORD_OVERHEAD, FrameParts
-from rmq_ray.client.sending.arrow_columns import Columns, Rows, read_rows
-from rmq_ray.client.sending.async_sender import Job
-from rmq_ray.client.sending.frame_sending import send_frames
+from rmq_ray.client.outgoing.send_payload import RECORD_OVERHEAD, FrameParts, RecordsPayload
+from rmq_ray.client.sending.arrow_columns import CheckedRows, Columns, read_rows
+from rmq_ray.client.sending.async_sender import AsyncSend
+from rmq_ray.client.sending.loop_sender import LoopSender
 from rmq_ray.client.sending.producer_core import CLOSE_SLACK_MS, ProducerCore
-from rmq_ray.client.sending.sending import Delivery
+from rmq_ray.client.sending.send_engine import InFlightSend
+from rmq_ray.client.sending.send_steps import SendSteps, partly, send_frames
 from rmq_ray.codec.arrow_encoder import encode_arrow, offsets_of
 from rmq_ray.codec.key_range import KeyRange
 from rmq_ray.codec.record_batch import FRAME_RECORDS_MAX
 from rmq_ray.config import ProducerConfig
-from rmq_ray.errors import BrokerBusy, ClientError, SendError, SendTimeout
-from rmq_ray.model.ids import FrameId, LogOffset, MessageQueue, QueueOffset
+from rmq_ray.errors import (
+    BrokerBusy,
+    ClientError,
+    RmqError,
+    SendError,
+    SendTimeout,
+    SendUnknown,
+)
+from rmq_ray.model.ids import FrameId, MessageQueue
 from rmq_ray.model.message import SendResult
+from rmq_ray.model.namespaces import queue_with_namespace, with_namespace
 from rmq_ray.protocol.validators import check_send_topic
 
 WAIT_SLICE_S = 0.5  # cancellation reaches a thread between waits only
@@ -48,7 +58,7 @@ WAIT_SLICE_S = 0.5  # cancellation reaches a thread between waits only
 
 @dataclass(slots=True)
 class ArrowFrame:
-    """Rows [begin, end) of the table, as columns. ``weight``: bytes on the wire, rounded up."""
+    """CheckedRows [begin, end) of the table, as columns. ``weight``: bytes on the wire, rounded up."""
 
     begin: int
     end: int
@@ -78,7 +88,7 @@ def table_frames(
     return cut(read_rows(data, Columns(*names), config.body_bytes_max), config)
 
 
-def cut(windows: Sequence[Rows], config: ProducerConfig) -> Iterator[ArrowFrame]:
+def cut(windows: Sequence[CheckedRows], config: ProducerConfig) -> Iterator[ArrowFrame]:
     """Frames of at most ``batch_bytes_max`` bytes (unless one row has more) and 65,536 rows, in
     order.
     """
@@ -131,8 +141,8 @@ def send_rows(core: ProducerCore, steps: SendSteps | None, call: ArrowCall) -> l
     started_ms = core.clock.monotonic_ms()
     queue = None if call.queue is None else core.choose(call.topic, call.queue, None, timeout_ms)
     if call.place is not None:
-        core.find_queues(call.topic, core.left_ms(timeout_ms, started_ms))  # where the brokers are
-    return ArrowSending(core, call._replace(queue=queue)).send(frames, started_ms)
+        core.queues.find(call.topic, core.left_ms(timeout_ms, started_ms))  # where the brokers are
+    return TableSend(core, call._replace(queue=queue)).send(frames, started_ms)
 
 
 def unplaced(frames: Iterator[ArrowFrame], place: object) -> Iterator[FrameParts]:
@@ -146,7 +156,7 @@ def unplaced(frames: Iterator[ArrowFrame], place: object) -> Iterator[FrameParts
     return (frame.parts() for frame in frames)
 
 
-class ArrowSending:
+class TableSend:
     """One call of ``send_arrow``."""
 
     def __init__(self, core: ProducerCore, call: ArrowCall) -> None:
@@ -185,7 +195,7 @@ class ArrowSending:
         return [_result(outcome) for _, outcome in self._sent]
 
     def _begin(self, frame: ArrowFrame, started_ms: float) -> None:
-        """Wait for a route and a slot, encode, hand the bytes to the connection."""
+        """Wait for a route and for room in the window, encode, hand the bytes to the connection."""
         core, timeout_ms = self._core, self._timeout_ms
         left_ms = core.left_ms(timeout_ms, started_ms)
         queue, frame_id = (
@@ -194,7 +204,7 @@ class ArrowSending:
             else (self._queue or core.next_queue(self._topic, left_ms), None)
         )
         pinned = self._queue is not None or frame_id is not None
-        if not core.slots.take(
+        if not core.window.take(
             queue.broker_name, frame.weight, core.left_ms(timeout_ms, started_ms)
         ):
             raise BrokerBusy(
@@ -204,18 +214,15 @@ class ArrowSending:
             )
         outcome = BatchOutcome(queue)
 
-        def prepare(wait: bool) -> Delivery:
-            attempts = core.sending.attempts_since(
-                started_ms, queue, pinned, timeout_ms, codes_retried=True
-            )
+        def prepare(wait: bool) -> InFlightSend:
             taken = frame_id or core.identity.take(
                 core.left_ms(timeout_ms, started_ms) if wait else 0.0
             )
-            load = encode_rows(core, frame, queue, taken)
-            outcome.message_ids = load.message_ids
-            return Delivery(load, queue, attempts, pinned)
+            payload = encode_rows(core, frame, queue, taken)
+            outcome.message_ids = payload.message_ids
+            return core.engine.in_flight(payload, queue, pinned, timeout_ms, started_ms)
 
-        job = Job(
+        send = AsyncSend(
             outcome,
             prepare,
             queue.broker_name,
@@ -225,8 +232,7 @@ class ArrowSending:
             ordered=self._queue is not None,
         )
         self._sent.append((frame, outcome))
-        core.launcher.admit(job)
-        core.launcher.launch(job)
+        core.async_sender.submit(send)
 
     def _failed(self, wait: bool) -> bool:
         """Whether a frame is known to have failed. ``wait``: until every frame that was begun has
@@ -260,7 +266,7 @@ class ArrowSending:
 
 def encode_rows(
     core: ProducerCore, frame: ArrowFrame, queue: MessageQueue, frame_id: FrameId
-) -> RecordsLoad:
+) -> RecordsPayload:
     """A frame's bytes, with this id; which is released when they cannot be made."""
     now_ms = core.clock.now_ms()
     keys = core.identity.unique_keys(now_ms, frame.end - frame.begin)
@@ -271,7 +277,7 @@ def encode_rows(
     except BaseException:
         core.identity.release(frame_id)
         raise
-    return RecordsLoad(queue.topic, queue.queue_id, records, sizes, frame_id, keys)
+    return RecordsPayload(queue.topic, queue.queue_id, records, sizes, frame_id, keys)
 
 
 def partly_sent(error: BaseException, topic: str, stored: list[tuple[int, int]]) -> SendError:
@@ -284,20 +290,158 @@ def partly_sent(error: BaseException, topic: str, stored: list[tuple[int, int]])
 
 
 def _result(outcome: BatchOutcome) -> SendResult:
-    keys, log_offset = outcome.message_ids, outcome.base_log_offset
-    assert isinstance(keys, KeyRange)
-    store_id = outcome.store_id(log_offset) if log_offset >= 0 else ""
-    return SendResult(
-        outcome.status,
-        keys.joined(),
-        outcome.queue,
-        QueueOffset(outcome.base_offset),
-        store_id,
-        LogOffset(log_offset),
-        None,
-        len(keys),
-    )
+    keys, stored = outcome.message_ids, outcome.stored
+    assert isinstance(keys, KeyRange) and stored is not None
+    return replace(stored.result(keys.joined()), count=len(keys))
 
 
 def _has_ended(outcome: BatchOutcome) -> bool:
     return outcome.state is FINISHED
+
+
+# --- on an event loop ---
+
+
+async def send_table(
+    core: ProducerCore, sender: LoopSender, steps: SendSteps | None, call: ArrowCall
+) -> list[SendResult]:
+    """See ``AsyncProducer.send_arrow``. One result per frame."""
+    check_send_topic(call.topic)
+    namespace = core.config.namespace
+    topic, queue = (
+        with_namespace(namespace, call.topic),
+        None if call.queue is None else queue_with_namespace(namespace, call.queue),
+    )
+    queues, left_ms = await sender.queues(topic, call.timeout_ms)
+    if queue is not None:
+        core.choose(topic, queue, None, 0.0)
+    table = await asyncio.to_thread(lambda: list(table_frames(call.data, call.names, core.config)))
+    call = call._replace(topic=topic, queue=queue)
+    if steps is not None:
+        return await _one_by_one(
+            core, sender, steps, call, table, queue or sender.next_queue(queues), left_ms
+        )
+    return await LoopTableSend(core, sender, call, {queue.broker_name for queue in queues}).send(
+        table, left_ms
+    )
+
+
+async def _one_by_one(  # noqa: PLR0913 - a call
+    core: ProducerCore,
+    sender: LoopSender,
+    steps: SendSteps,
+    call: ArrowCall,
+    table: Sequence[ArrowFrame],
+    target: MessageQueue,
+    left_ms: float,
+) -> list[SendResult]:
+    """For producers that have more to do with each message: all to one queue, as ``send_batch``
+    does.
+    """
+    results: list[SendResult] = []
+    for frame in table:
+        parts = await asyncio.to_thread(frame.parts)
+        try:
+            results += await sender.send_frames(
+                [parts], target, call.queue is not None, left_ms, call.timeout_ms, steps
+            )
+        except (SendError, ClientError) as error:
+            if not results:
+                raise
+            raise partly(error, results, call.topic, lambda stored: [(0, stored)]) from error
+        target, left_ms = (
+            queue_with_namespace(core.config.namespace, results[-1].queue),
+            call.timeout_ms,
+        )
+    return results
+
+
+class LoopTableSend:
+    """One call. ``brokers``: names of those that have the topic."""
+
+    def __init__(
+        self, core: ProducerCore, sender: LoopSender, call: ArrowCall, brokers: set[str]
+    ) -> None:
+        self._core = core
+        self._sender = sender
+        self._call = call
+        self._frames_max = (
+            1 if call.queue is not None else core.config.frames_in_flight_max * len(brokers)
+        )
+        self._out: dict[asyncio.Task[None], int] = {}
+        """Frames on their way, and their bytes."""
+        self._begun: list[ArrowFrame] = []
+        self._ends: list[SendResult | Exception | None] = []
+        self._failed = False
+
+    async def send(self, table: Sequence[ArrowFrame], left_ms: float) -> list[SendResult]:
+        """``left_ms``: of the first frame's time. Raises as ``TableSend.send``."""
+        for frame in table:
+            await self._room_for(frame.weight)
+            if self._failed:
+                break
+            number = len(self._begun)
+            self._begun.append(frame)
+            self._ends.append(None)
+            task = self._sender.tasks.start(
+                self._send(number, frame, left_ms if not number else self._call.timeout_ms)
+            )
+            self._out[task] = frame.weight
+        while self._out:  # ends: each frame has its time-out
+            await self._wait()
+        return self._results()
+
+    async def _room_for(self, weight: int) -> None:
+        bytes_max = self._core.config.buffer_bytes_max
+        while self._out and (
+            len(self._out) >= self._frames_max or sum(self._out.values()) + weight > bytes_max
+        ):  # ends: each frame has its time-out
+            await self._wait()
+
+    async def _wait(self) -> None:
+        done, _ = await asyncio.wait(self._out, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            del self._out[task]
+            self._failed |= task.cancelled()  # the producer was closed: no other frame may follow
+
+    async def _send(self, number: int, frame: ArrowFrame, timeout_ms: float) -> None:
+        try:
+            self._ends[number] = await self._sent(frame, timeout_ms)
+        except Exception as error:  # noqa: BLE001 - told when all frames have ended
+            self._ends[number], self._failed = error, True
+
+    async def _sent(self, frame: ArrowFrame, timeout_ms: float) -> SendResult:
+        core, sender, given = self._core, self._sender, self._call.queue
+        started_ms = core.clock.monotonic_ms()
+        queue = given or sender.next_queue((await sender.queues(self._call.topic, timeout_ms))[0])
+        frame_id = await sender.when_free(
+            lambda: core.identity.take(0.0), core.left_ms(timeout_ms, started_ms)
+        )
+        try:
+            payload = await asyncio.to_thread(encode_rows, core, frame, queue, frame_id)
+        except asyncio.CancelledError:
+            core.identity.release(frame_id)
+            raise
+        return await sender.send_payload(
+            payload, queue, given is not None, core.left_ms(timeout_ms, started_ms)
+        )
+
+    def _results(self) -> list[SendResult]:
+        stored = [
+            (frame.begin, frame.end)
+            for frame, end in zip(self._begun, self._ends, strict=True)
+            if isinstance(end, SendResult)
+        ]
+        results: list[SendResult] = []
+        for end in self._ends:
+            if end is None:
+                end = SendUnknown(
+                    "the producer was closed before the broker answered; the rows may be stored",
+                    self._call.topic,
+                )
+            if isinstance(end, RmqError) and not isinstance(end, SendError):
+                raise end
+            if isinstance(end, Exception):
+                raise partly_sent(end, self._call.topic, stored) from end
+            results.append(end)
+        return results

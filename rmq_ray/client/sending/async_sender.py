@@ -1,16 +1,16 @@
-"""Asynchronous frames: how many are out, in which order, and what happens with their answers.
+"""Asynchronous frames: how many are out, in which order, and who drives them.
 
-    Accumulator ──Job──> Launcher.launch ──> Sending.start ──> connection
-                              ^                                    │ answer (reader thread)
-                              ├── worker thread <── retry ─────────┤
-                              └── next piece <── refused ──────────┤  of several calls' messages (``client.outgoing.batch_bisect``)
-                                                  finished <───────┘  slot freed, next of the lane, futures completed
+    AsyncSend ──admit, launch──> InFlightSend.start ──> connection
+                     ^                                      │ answer (reader thread)
+                     ├── worker thread <── send again ──────┤
+                     └── next part <── refused ─────────────┤  of several calls' messages (``batch_bisect``)
+                                         finished <─────────┘  window freed, next of the queue, futures completed
 
-Decides nothing about retries (``protocol.retry``) or batches (``client.sending.batching``).
-Invariants: at most ``frames_in_flight_max`` jobs of a broker hold a slot, from the first message of
-a batch until its answer; frames of a queue leave in order (``client.outgoing.per_queue_order``); a
-job is finished exactly once; the reader thread never encodes, writes, waits or runs users'
-callbacks.
+Decides nothing about retries (``client.sending.send_engine``) or batches
+(``client.sending.batching``). Invariants: at most ``frames_in_flight_max`` frames of a broker are
+out, from the first message of a batch until its answer; frames of a queue leave in order
+(``client.sending.per_queue_order``); a send is finished exactly once; the reader thread never
+encodes, writes, waits or runs users' callbacks.
 """
 
 from __future__ import annotations
@@ -22,81 +22,80 @@ from collections.abc import Callable
 from functools import partial
 
 from rmq_ray.client.instance.timers import Timers
-from rmq_ray.client.outgoing.batch_bisect import ONE_OF_MANY, Pieces
-from rmq_ray.client.outgoing.per_queue_order import Lanes
 from rmq_ray.client.outgoing.send_future import BatchOutcome
-from rmq_ray.client.sending.sending import Delivery, Outcome, Sending, store_id
-from rmq_ray.errors import BrokerBusy, MalformedFrame, SendError, SendUnknown
-from rmq_ray.model.ids import MessageQueue
-from rmq_ray.model.message import SendStatus
-from rmq_ray.protocol.retry import STATUS_OF_CODE, Decision, Step
-from rmq_ray.remoting.wire.frame import Command
+from rmq_ray.client.sending.batch_bisect import ONE_OF_MANY, SplitBatch
+from rmq_ray.client.sending.per_queue_order import PerQueueOrder
+from rmq_ray.client.sending.send_engine import InFlightSend, Outcome
+from rmq_ray.clock import Clock
+from rmq_ray.errors import BrokerBusy, SendError, SendUnknown
+from rmq_ray.model.ids import FrameId, MessageQueue
+from rmq_ray.protocol.retry import Decision
 
 BUSY_PAUSE_MS = 10.0  # while an unanswered frame holds newer ones back
 
 log = logging.getLogger("rmq_ray.client")
 
 
-class Job:
-    """One asynchronous unit: a batch or a single message, its futures' outcome and the slot it
-    holds (None: bounded elsewhere).
+class AsyncSend:
+    """One asynchronous unit: a batch or a single message, with the outcome of its futures.
 
-    ``prepare(wait)`` makes its delivery: called by whoever launches it first (encoding happens
-    there). It may wait for a frame id; with ``wait`` False it raises ``BrokerBusy`` instead and is
-    called again later. ``separate``: the pieces of a refused frame that holds messages of several
-    calls; None = it stays whole. ``told``: where the answer to its present frame is written.
-    ``until_ms``: when its time is over, monotonic.
+    ``prepare(wait)`` makes its frame: called by whoever launches it first (encoding happens there).
+    It may wait for a frame id; with ``wait`` False it raises ``BrokerBusy`` instead and is called
+    again later. ``window_of``: the broker in whose window it has a place (None: it is bounded
+    elsewhere), with ``weight`` bytes. ``order_key``: the queue whose order it keeps. ``until_ms``:
+    when its time is over, monotonic. ``separate``: its parts if it is refused and holds messages of
+    several calls; None = it stays whole. ``told``: where the result of its present frame is
+    written.
     """
 
     __slots__ = (
-        "delivery",
         "done",
         "holds",
-        "kept",
-        "lane",
         "number",
+        "order_key",
         "ordered",
         "outcome",
-        "pieces",
         "prepare",
+        "flight",
         "separate",
-        "slot_of",
+        "split",
         "told",
         "until_ms",
         "waiting",
         "weight",
+        "window_of",
     )
 
     def __init__(  # noqa: PLR0913 - a unit
         self,
         outcome: BatchOutcome,
-        prepare: Callable[[bool], Delivery],
-        slot_of: str | None,
-        lane: MessageQueue | None,
+        prepare: Callable[[bool], InFlightSend],
+        window_of: str | None,
+        order_key: MessageQueue | None,
         until_ms: float,
         weight: int = 0,
         ordered: bool = False,
-        separate: Callable[[], Pieces] | None = None,
+        separate: Callable[[], SplitBatch] | None = None,
     ) -> None:
         self.outcome = self.told = outcome
-        self.separate = separate
-        self.pieces: Pieces | None = None
         self.prepare = prepare
-        self.slot_of = slot_of
+        self.window_of = window_of
         self.weight = weight
-        self.lane = lane
-        self.ordered = ordered
         self.until_ms = until_ms
+        self.separate = separate
+        self.split: SplitBatch | None = None
+        self.flight: InFlightSend | None = None
+        self.done = False
+        # see ``per_queue_order.OrderedSend``
+        self.order_key = order_key
+        self.ordered = ordered
         self.holds = False
         self.number = 0
         self.waiting: Callable[[], None] | None = None
-        self.delivery: Delivery | None = None
-        self.done = False
-        self.kept = False  # what is told already holds a result below SEND_OK
 
 
-class Slots:
-    """The bounds on what is out: frames of each broker name, and bytes of all. One slot fits
+class InFlightWindow:
+    """The bounds on what is out: frames of each broker name, and bytes of all. One frame fits
     however heavy it is. Thread-safe.
     """
 
@@ -108,7 +107,7 @@ class Slots:
         self._freed = threading.Condition(threading.Lock())
 
     def try_take(self, broker_name: str, weight: int) -> bool:
-        """Take a slot for ``weight`` bytes if there is room."""
+        """Take a place for ``weight`` bytes if there is room."""
         with self._freed:
             return self._take(broker_name, weight)
 
@@ -118,7 +117,7 @@ class Slots:
             return self._freed.wait_for(lambda: self._take(broker_name, weight), timeout_ms / 1000)
 
     def free(self, broker_name: str, weight: int) -> None:
-        """Give a slot back."""
+        """Give a place back."""
         with self._freed:
             self._free[broker_name] = min(self._limit, self._free.get(broker_name, 0) + 1)
             self._bytes = max(0, self._bytes - weight)
@@ -133,255 +132,217 @@ class Slots:
         return True
 
 
-class Launcher:
-    """See the module. ``finished(delivery)`` is told when a load will not be sent again."""
+class AsyncSender:
+    """See the module. ``release(frame id)`` is told when a frame will not be sent again."""
 
     def __init__(
-        self, sending: Sending, slots: Slots, worker: Timers, finished: Callable[[Delivery], None]
+        self,
+        clock: Clock,
+        window: InFlightWindow,
+        worker: Timers,
+        release: Callable[[FrameId], object],
     ) -> None:
-        self._sending = sending
-        self._slots = slots
+        self._clock = clock
+        self._window = window
         self._worker = worker
-        self._finished = finished
+        self._release = release
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
-        self._jobs: set[Job] = set()
-        self._lanes: Lanes[Job] = Lanes()
+        self._sends: set[AsyncSend] = set()
+        self._order: PerQueueOrder[AsyncSend] = PerQueueOrder()
         self._callbacks: deque[Callable[[], None]] = deque()
 
-    def admit(self, job: Job) -> None:
-        """Take responsibility for a job. The jobs of a lane leave in the order of these calls;
-        ``launch`` follows, in any order.
+    def submit(self, send: AsyncSend) -> None:
+        """``admit`` and ``launch``."""
+        self.admit(send)
+        self.launch(send)
+
+    def admit(self, send: AsyncSend) -> None:
+        """Take responsibility. The sends of a queue leave in the order of these calls; ``launch``
+        follows, in any order.
         """
         with self._lock:
-            self._jobs.add(job)
-            self._lanes.add(job)
+            self._sends.add(send)
+            self._order.add(send)
 
-    def launch(self, job: Job) -> None:
-        """Launch a job, or what its lane has before it; another thread that is at it, or the end of
-        what holds the lane, may launch it as well.
+    def launch(self, send: AsyncSend) -> None:
+        """Launch it, or what its queue has before it; another thread that is at it, or the end of
+        what holds the queue, may launch it as well.
         """
-        if job.lane is None:
-            self._begin(job)
+        if send.order_key is None:
+            self._begin(send)
         else:
-            self._work_off(job.lane)
+            self._work_off(send.order_key)
 
-    def _work_off(self, queue: MessageQueue) -> None:
-        while True:  # ends: each round takes one job out of the lane
-            with self._lock:
-                job = self._lanes.next(queue)
-            if job is None:
-                return
-            try:
-                self._begin(job)
-            finally:
-                with self._lock:
-                    self._lanes.launched(queue)
-
-    def _begin(self, job: Job) -> None:
-        """Encode if need be and begin an attempt; returns when the bytes are handed to the
-        connection. Never raises.
-        """
-        try:
-            delivery = job.delivery
-            if delivery is None:
-                delivery = self._prepare(job)
-                if delivery is None:
-                    return
-            left = delivery.attempts.attempt_timeout_ms(self._sending.clock.monotonic_ms())
-            if left > 0:
-                self._sending.start(delivery, left, partial(self._answered, job))
-            else:
-                self._too_late(job, delivery)
-        except SendError as error:
-            self._finish(job, error)
-        except Exception as error:  # noqa: BLE001
-            log.exception("a batch for %s could not be sent", job.outcome.queue)
-            self._finish(
-                job, SendError(f"a batch for {job.outcome.queue} could not be sent: {error!r}")
-            )
-        except BaseException:
-            # Ctrl-C in the launching thread: nobody else would end the job, and its lane would wait
-            # for it
-            self._finish(
-                job,
-                SendUnknown(
-                    f"sending to {job.outcome.queue} was interrupted; the message may be stored",
-                    job.outcome.queue.topic,
-                ),
-            )
-            raise
-
-    def _prepare(self, job: Job) -> Delivery | None:
-        """The job's delivery; None = the worker looks again soon. It must not wait itself: the
-        frames that keep ids are repeated by it.
-        """
-        in_worker = self._worker.is_current_thread
-        try:
-            job.delivery = job.prepare(not in_worker)
-        except BrokerBusy:
-            if not in_worker or self._sending.clock.monotonic_ms() >= job.until_ms:
-                raise
-            self._later(BUSY_PAUSE_MS, job, lambda: self._begin(job))
-        return job.delivery
-
-    def _later(self, delay_ms: float, job: Job, action: Callable[[], None]) -> None:
-        """The worker goes on with this job; newer ones of its lane wait."""
+    def wait_idle(self, timeout_ms: float) -> bool:
+        """Wait until all sends there are now are finished; False when they are not in time."""
         with self._lock:
-            self._lanes.hold(job)
-        self._worker.after(delay_ms, lambda: self._in_turn(job, action))
-
-    def _in_turn(self, job: Job, action: Callable[[], None]) -> None:
-        with self._lock:
-            may_go = self._lanes.may_go(job, action)
-        if may_go:
-            action()
-
-    def wait_idle(self, timeout_ms: float, jobs: set[Job] | None = None) -> bool:
-        """Wait until the given jobs (None = all there are now) are finished; False when they are
-        not in time.
-        """
-        with self._lock:
-            wanted = set(self._jobs) if jobs is None else jobs
-            return self._idle.wait_for(lambda: not (wanted & self._jobs), timeout_ms / 1000)
+            wanted = set(self._sends)
+            return self._idle.wait_for(lambda: not (wanted & self._sends), timeout_ms / 1000)
 
     def abandon(self, reason: str) -> None:
-        """Finish every job that is left, as unknown; the worker has closed."""
+        """Finish every send that is left, as unknown; the worker has closed."""
         with self._lock:
-            jobs = list(self._jobs)
-            self._lanes.clear()
-        for job in jobs:
-            self._end(
-                job, SendUnknown(f"{reason}; the message may be stored", job.outcome.queue.topic)
-            )
+            sends = list(self._sends)
+            self._order.clear()
+        for send in sends:
+            topic = send.outcome.queue.topic
+            self._end(send, SendUnknown(f"{reason}; the message may be stored", topic))
         self._call_back()
 
     def outcomes(self) -> list[BatchOutcome]:
-        """Of the jobs that are not finished."""
-        return [job.outcome for job in list(self._jobs)]
+        """Of the sends that are not finished."""
+        return [send.outcome for send in list(self._sends)]
 
-    def _answered(self, job: Job, outcome: Outcome) -> None:
+    # --- on its way -------------------------------------------------------------------------------
+
+    def _work_off(self, queue: MessageQueue) -> None:
+        while True:  # ends: each round takes one send out of the queue
+            with self._lock:
+                send = self._order.next(queue)
+            if send is None:
+                return
+            try:
+                self._begin(send)
+            finally:
+                with self._lock:
+                    self._order.launched(queue)
+
+    def _begin(self, send: AsyncSend) -> None:
+        """Encode if need be and begin an attempt; returns when the bytes are handed to the
+        connection. Never raises.
+        """
+        queue = send.outcome.queue
+        try:
+            flight = send.flight or self._prepare(send)
+            if flight is None:
+                return
+            left = flight.attempts.attempt_timeout_ms(self._clock.monotonic_ms())
+            if left > 0:
+                flight.start(left, partial(self._answered, send, flight))
+            else:
+                self._over(send, flight)
+        except SendError as error:
+            self._finish(send, error)
+        except Exception as error:  # noqa: BLE001
+            log.exception("a batch for %s could not be sent", queue)
+            self._finish(send, SendError(f"a batch for {queue} could not be sent: {error!r}"))
+        except BaseException:
+            # Ctrl-C in the launching thread: nobody else would end the send, and its queue would
+            # wait for it
+            said = f"sending to {queue} was interrupted; the message may be stored"
+            self._finish(send, SendUnknown(said, queue.topic))
+            raise
+
+    def _prepare(self, send: AsyncSend) -> InFlightSend | None:
+        """Its frame; None = the worker looks again soon. It must not wait itself: the frames that
+        keep ids are repeated by it.
+        """
+        in_worker = self._worker.is_current_thread
+        try:
+            send.flight = send.prepare(not in_worker)
+        except BrokerBusy:
+            if not in_worker or self._clock.monotonic_ms() >= send.until_ms:
+                raise
+            self._later(BUSY_PAUSE_MS, send, lambda: self._begin(send))
+        return send.flight
+
+    def _later(self, delay_ms: float, send: AsyncSend, action: Callable[[], None]) -> None:
+        """The worker goes on with this one; newer ones of its queue wait."""
+
+        def go_on() -> None:
+            with self._lock:
+                may_go = self._order.may_go(send, action)
+            if may_go:
+                action()
+
+        with self._lock:
+            self._order.hold(send)
+        self._worker.after(delay_ms, go_on)
+
+    def _answered(self, send: AsyncSend, flight: InFlightSend, outcome: Outcome) -> None:
         """An attempt ended; in a reader thread, or in the launching one when nothing was sent. Must
         not block.
         """
-        delivery = job.delivery
-        assert delivery is not None
-        now = self._sending.clock.monotonic_ms()
-        if isinstance(outcome, Command) and outcome.code in STATUS_OF_CODE:
-            if not self._keep(job, delivery, outcome):
-                return
-            if (
-                job.told.status is SendStatus.SEND_OK
-                or not self._sending.config.retry_another_broker_when_not_store_ok
-            ):
-                self._finish(job, None)
-                return
-            decision = delivery.attempts.not_stored(now)
+        decision = flight.ended(outcome, self._clock.monotonic_ms())
+        if decision is None:
+            self._over(send, flight)
         else:
-            decision = delivery.judge(outcome, now)
-        if decision.step is Step.GIVE_UP:
-            self._finish(job, None if job.kept else delivery.error(now))
-        else:
-            self._later(decision.delay_ms, job, lambda: self._again(job, delivery, decision))
+            self._later(decision.delay_ms, send, lambda: self._again(send, flight, decision))
 
-    def _keep(self, job: Job, delivery: Delivery, answer: Command) -> bool:
-        """Write an answer that says stored into the outcome; False when it cannot be read (the job
-        is finished then).
-        """
-        try:
-            offset, log_offset = delivery.load.stored_at(answer)
-        except MalformedFrame as error:
-            self._finish(
-                job,
-                SendUnknown(
-                    f"the answer to a send cannot be read ({error}); the message may be stored",
-                    delivery.load.topic,
-                ),
-            )
-            return False
-        result = job.told
-        result.status, result.queue = (
-            STATUS_OF_CODE[answer.code],
-            self._sending.shown(delivery.queue),
-        )
-        result.base_offset, result.base_log_offset = offset, log_offset
-        result.recall_handle = answer.fields.get("recallHandle") if answer.fields else None
-        if delivery.address is not None:
-            result.store_id = partial(store_id, delivery.address)
-        job.kept = True
-        return True
+    def _again(self, send: AsyncSend, flight: InFlightSend, decision: Decision) -> None:
+        flight.follow(decision)
+        self._begin(send)
 
-    def _again(self, job: Job, delivery: Delivery, decision: Decision) -> None:
-        self._sending.follow(delivery, decision)
-        self._begin(job)
+    # --- ends -------------------------------------------------------------------------------------
 
-    def _too_late(self, job: Job, delivery: Delivery) -> None:
-        if job.kept:
-            self._finish(job, None)
-            return
-        self._finish(job, delivery.error(self._sending.clock.monotonic_ms()))
-
-    def _finish(self, job: Job, error: SendError | None) -> None:
+    def _over(self, send: AsyncSend, flight: InFlightSend) -> None:
         """Its frame is stored or given up."""
-        if job.pieces is not None or (job.separate is not None and isinstance(error, ONE_OF_MANY)):
-            self._later(0.0, job, lambda: self._next_piece(job, error))
-        else:
-            self._end(job, error)
+        error = flight.error(self._clock.monotonic_ms())
+        if error is None and flight.stored is not None:
+            send.told.queue, send.told.stored = flight.stored.queue, flight.stored
+        self._finish(send, error)
 
-    def _next_piece(self, job: Job, error: SendError | None) -> None:
-        """In the worker: a frame with messages of several calls was refused, or a piece of it has
+    def _finish(self, send: AsyncSend, error: SendError | None) -> None:
+        if send.split is not None or (send.separate is not None and isinstance(error, ONE_OF_MANY)):
+            self._later(0.0, send, lambda: self._next_part(send, error))
+        else:
+            self._end(send, error)
+
+    def _next_part(self, send: AsyncSend, error: SendError | None) -> None:
+        """In the worker: a frame with messages of several calls was refused, or a part of it has
         ended.
         """
-        if job.done:
+        if send.done:
             return
         try:
-            if job.pieces is None:
-                assert job.separate is not None
-                job.pieces = job.separate()
-            pieces = job.pieces
-            pieces.ended(error)
-            if job.delivery is not None:
-                self._finished(job.delivery)
-            job.delivery, job.kept = None, False
-            told = pieces.begin()
+            if send.split is None:
+                assert send.separate is not None
+                send.split = send.separate()
+            split = send.split
+            split.ended(error)
+            self._release_frame(send)
+            told = split.begin()
         except Exception as failure:  # noqa: BLE001
-            log.exception("a refused batch for %s could not be taken apart", job.outcome.queue)
-            self._end(
-                job,
-                error
-                or SendError(
-                    f"a refused batch for {job.outcome.queue} could not be taken apart: {failure!r}"
-                ),
-            )
+            queue = send.outcome.queue
+            log.exception("a refused batch for %s could not be taken apart", queue)
+            said = f"a refused batch for {queue} could not be taken apart: {failure!r}"
+            self._end(send, error or SendError(said))
             return
         if told is None:
-            self._end(job, None)
+            self._end(send, None)
             return
-        job.told, job.prepare = told, lambda _wait: pieces.delivery()
-        self._begin(job)
+        send.told, send.prepare = told, lambda _wait: split.send()
+        self._begin(send)
 
-    def _end(self, job: Job, error: SendError | None) -> None:
+    def _end(self, send: AsyncSend, error: SendError | None) -> None:
         with self._lock:
-            if job.done:
+            if send.done:
                 return
-            job.done = True
-            followed, action = self._lanes.ended(job)
-        if job.slot_of is not None:
-            self._slots.free(job.slot_of, job.weight)
-        if job.delivery is not None:
-            self._finished(job.delivery)
-        if job.pieces is not None:
-            job.pieces.abandon(error)
-            job.outcome.verdicts, error = job.pieces.verdicts, job.pieces.refusal
-        job.outcome.finish(error, self._run_callbacks)
+            send.done = True
+            followed, action = self._order.ended(send)
+        if send.window_of is not None:
+            self._window.free(send.window_of, send.weight)
+        self._release_frame(send)
+        if send.split is not None:
+            if error is not None:
+                send.split.abandon(error)
+            send.outcome.verdicts, error = send.split.verdicts, send.split.refusal
+        send.outcome.finish(error, self._run_callbacks)
         with self._lock:
-            self._jobs.discard(job)
+            self._sends.discard(send)
             self._idle.notify_all()
         if action is not None:
             self._worker.after(0.0, action)
-        if followed and job.lane is not None:
-            queue = job.lane
+        if followed and send.order_key is not None:
+            queue = send.order_key
             self._worker.after(0.0, lambda: self._work_off(queue))
+
+    def _release_frame(self, send: AsyncSend) -> None:
+        """Its frame will not be sent again."""
+        flight, send.flight = send.flight, None
+        if flight is not None:
+            self._release(flight.payload.frame_id)
 
     def _run_callbacks(self, callbacks: Callable[[], None]) -> None:
         self._callbacks.append(callbacks)

@@ -1,11 +1,11 @@
 """Batches that fill by themselves: where ``send_async`` puts a message, and when a batch leaves.
 
-    send_async ──append──> OpenBatch (one per topic, or per given queue) ──full, old or flushed──> Job ──> Launcher
+    send_async ──append──> OpenBatch (one per topic, or per given queue) ──full, old or flushed──> AsyncSend ──> AsyncSender
 
 A topic's batch sticks to one queue until it leaves; the next batch takes the next queue. Who fills
 a batch encodes and writes it; the worker thread only ships what is older than ``linger_ms``. A
-batch holds a slot of its broker from its first message on, so memory is bounded by slots and batch
-size, and a caller beyond them waits (or gets ``BrokerBusy``). A batch leaves when half of its time
+batch has a place in its broker's window from its first message on, so memory is bounded by window
+and batch size, and a caller beyond them waits (or gets ``BrokerBusy``). A batch leaves when half of its time
 is over, at once if its first caller has waited that long: those who join it get no more time than
 is left of his. Messages of one batch have the same time-out, by and large: one with another leaves
 it behind.
@@ -22,21 +22,20 @@ from collections.abc import Callable, Sequence
 
 from rmq_ray.client.instance.identity import ProducerIdentity
 from rmq_ray.client.instance.timers import Timers
-from rmq_ray.client.outgoing.batch_bisect import Pieces
-from rmq_ray.client.outgoing.compressing import split_words
 from rmq_ray.client.outgoing.send_future import BatchOutcome, SendFuture
-from rmq_ray.client.outgoing.send_payload import RecordsLoad
-from rmq_ray.client.outgoing.splitting import FrameParts
-from rmq_ray.client.sending.async_sender import Job, Launcher, Slots
-from rmq_ray.client.sending.sending import LEFT_TO_SHARE, Delivery, Sending, Turns
+from rmq_ray.client.outgoing.send_payload import (
+    RECORD_OVERHEAD,
+    FrameParts,
+    RecordsPayload,
+    encode_records,
+)
+from rmq_ray.client.sending.async_sender import AsyncSend, AsyncSender, InFlightWindow
+from rmq_ray.client.sending.batch_bisect import SplitBatch
+from rmq_ray.client.sending.send_engine import LEFT_TO_SHARE, InFlightSend, SendEngine
 from rmq_ray.clock import left_ms
-from rmq_ray.codec.keyed_encoder import encode_keyed
 from rmq_ray.config import ProducerConfig
 from rmq_ray.errors import BrokerBusy
 from rmq_ray.model.ids import MessageQueue
-
-# header, lengths, UNIQ_KEY: what a record has beside topic, body and properties, rounded up
-RECORD_OVERHEAD = 140
 
 _blank_future = object.__new__
 
@@ -54,12 +53,12 @@ class OpenBatch:
         "bodies",
         "bytes",
         "flags",
-        "job",
         "key",
         "ordered",
         "outcome",
         "pinned",
         "queue",
+        "send",
         "started_ms",
         "texts",
         "timeout_ms",
@@ -81,7 +80,7 @@ class OpenBatch:
         self.texts: list[str] = []
         self.flags: list[int] | None = None
         self.bytes = 0
-        self.job: Job | None = None
+        self.send: AsyncSend | None = None
 
     def suits(self, timeout_ms: float) -> bool:
         """Whether a message with this time-out may join: its own would be cut short, or drawn out,
@@ -103,26 +102,24 @@ class Accumulator:
 
     def __init__(
         self,
-        sending: Sending,
+        engine: SendEngine,
         identity: ProducerIdentity,
-        launcher: Launcher,
-        slots: Slots,
+        sender: AsyncSender,
+        window: InFlightWindow,
         worker: Timers,
-        turns: Turns,
         find_queues: FindQueues,
     ) -> None:  # noqa: PLR0913 - its neighbours
-        self._sending = sending
-        self._config: ProducerConfig = sending.config
+        self._engine = engine
+        self._config: ProducerConfig = engine.config
         self._bytes_max, self._messages_max = (
-            sending.config.batch_bytes_max,
-            sending.config.batch_messages_max,
+            engine.config.batch_bytes_max,
+            engine.config.batch_messages_max,
         )
-        self._clock = sending.clock
+        self._clock = engine.clock
         self._identity = identity
-        self._launcher = launcher
-        self._slots = slots
+        self._sender = sender
+        self._window = window
         self._worker = worker
-        self._turns = turns
         self._find_queues = find_queues
         self._lock = threading.Lock()
         self._open: dict[Key, OpenBatch] = {}
@@ -140,7 +137,7 @@ class Accumulator:
         ship the batch when it is full.
 
         ``text``: as ``property_text`` makes it. ``ordered``: one frame of this queue out at a time.
-        Blocks, or raises ``BrokerBusy``, when the broker's slots are taken.
+        Blocks, or raises ``BrokerBusy``, when the broker's window is full.
         """
         size = len(body) + len(text) + RECORD_OVERHEAD
         left: OpenBatch | None = None
@@ -200,7 +197,7 @@ class Accumulator:
         started_ms = self._clock.monotonic_ms()
         weight = max(message[3], self._config.batch_bytes_max)
         queues = (key,) if isinstance(key, MessageQueue) else self._find_queues(key, timeout_ms)
-        queue = self.take_slot(queues, weight, left_ms(self._clock, timeout_ms, started_ms))
+        queue = self.take_place(queues, weight, left_ms(self._clock, timeout_ms, started_ms))
         left: OpenBatch | None = None
         displaced: OpenBatch | None = None
         body, text, flag, size = message
@@ -224,7 +221,7 @@ class Accumulator:
             ):  # after that a batch, and who joined it, would have little time
                 left = self._leave(batch)
         if not opened:
-            self._slots.free(queue.broker_name, weight)
+            self._window.free(queue.broker_name, weight)
         if displaced is not None:
             self._ship(displaced)
         if left is not None:
@@ -245,28 +242,27 @@ class Accumulator:
         return SendFuture(batch.outcome, index), index + 1 >= self._messages_max
 
     def _leave(self, batch: OpenBatch) -> OpenBatch:
-        """Under the lock: nothing more is appended, and the batch has its place in its lane."""
+        """Under the lock: nothing more is appended, and the batch has its place in the order of its queue."""
         del self._open[batch.key]
         # a bound method cannot carry the batch
-        prepare: Callable[[bool], Delivery] = lambda wait: self._encode(batch, wait)  # noqa: E731
+        prepare: Callable[[bool], InFlightSend] = lambda wait: self._encode(batch, wait)  # noqa: E731
         separate = (lambda: self._separate(batch)) if len(batch.bodies) > 1 else None
-        until_ms = batch.started_ms + batch.timeout_ms
-        batch.job = Job(
+        batch.send = AsyncSend(
             batch.outcome,
             prepare,
             batch.queue.broker_name,
             batch.queue,
-            until_ms,
+            batch.started_ms + batch.timeout_ms,
             batch.weight,
             batch.ordered,
             separate,
         )
-        self._launcher.admit(batch.job)
+        self._sender.admit(batch.send)
         return batch
 
     def _ship(self, batch: OpenBatch) -> None:
-        if batch.job is not None:
-            self._launcher.launch(batch.job)
+        if batch.send is not None:
+            self._sender.launch(batch.send)
 
     def _linger_over(self, batch: OpenBatch) -> None:
         """In the worker thread, ``linger_ms`` after the batch was opened, or when half of its time
@@ -278,65 +274,69 @@ class Accumulator:
             self._leave(batch)
         self._ship(batch)
 
-    def _encode(self, batch: OpenBatch, wait: bool) -> Delivery:
+    def _encode(self, batch: OpenBatch, wait: bool) -> InFlightSend:
         wait_ms = left_ms(self._clock, batch.timeout_ms, batch.started_ms) if wait else 0.0
-        delivery = self._delivery(
+        flight = self._in_flight(
             batch, batch.queue, (batch.bodies, batch.texts, batch.flags), batch.outcome, wait_ms
         )
         batch.bodies, batch.texts, batch.flags = [], [], None
-        return delivery
+        return flight
 
-    def _delivery(
+    def _in_flight(
         self,
         batch: OpenBatch,
         queue: MessageQueue,
         parts: FrameParts,
         outcome: BatchOutcome,
         wait_ms: float,
-    ) -> Delivery:  # noqa: PLR0913 - a frame
+    ) -> InFlightSend:  # noqa: PLR0913 - a frame
         """A frame of the batch with these messages; its time is the batch's."""
-        attempts = self._sending.attempts_since(
-            batch.started_ms, queue, batch.pinned, batch.timeout_ms
-        )
         bodies, texts, flags = parts
-        load = encode_load(
+        payload = encode_records(
             self._identity, queue, bodies, texts, self._clock.now_ms(), wait_ms, flags
         )
-        outcome.message_ids, outcome.sizes = load.message_ids, load.sizes
-        return Delivery(load, queue, attempts, batch.pinned)
+        outcome.message_ids, outcome.sizes = payload.message_ids, payload.sizes
+        return self._engine.in_flight(
+            payload,
+            queue,
+            batch.pinned,
+            batch.timeout_ms,
+            batch.started_ms,
+            codes_retried=False,
+        )
 
-    def _separate(self, batch: OpenBatch) -> Pieces:
+    def _separate(self, batch: OpenBatch) -> SplitBatch:
         """The batch was refused, or could not be encoded: its messages, to be sent where it was
         sent last. Nobody keeps bodies that are encoded.
         """
-        sent = batch.job.delivery if batch.job is not None else None
+        sent = batch.send.flight if batch.send is not None else None
         if sent is None:
             parts, queue = (batch.bodies, batch.texts, batch.flags), batch.queue
         else:
-            assert isinstance(sent.load, RecordsLoad)
-            parts, queue = sent.load.parts(), sent.queue
-        return Pieces(
-            parts, queue, lambda piece, outcome: self._delivery(batch, queue, piece, outcome, 0.0)
+            assert isinstance(sent.payload, RecordsPayload)
+            parts, queue = sent.payload.parts(), sent.queue
+        return SplitBatch(
+            parts, queue, lambda part, outcome: self._in_flight(batch, queue, part, outcome, 0.0)
         )
 
-    def take_slot(
+    def take_place(
         self, queues: Sequence[MessageQueue], weight: int, timeout_ms: float
     ) -> MessageQueue:
-        """The next queue whose broker has a slot for ``weight`` bytes; else wait for one of the
-        next queue's broker.
+        """The next queue whose broker's window has room for ``weight`` bytes; else wait for room in
+        that of the next queue's broker.
         """
-        turn = self._turns.of(queues[0].topic)
-        choose = self._sending.choice.next
+        turn = self._engine.round_robin.of(queues[0].topic)
+        choose = self._engine.choice.next
         first = queue = choose(queues, turn)
         for _ in range(len(queues)):
-            if self._slots.try_take(queue.broker_name, weight):
+            if self._window.try_take(queue.broker_name, weight):
                 return queue
             queue = choose(queues, turn, queue.broker_name)
             if queue.broker_name == first.broker_name:
                 break
         config = self._config
         waited = 0.0 if config.on_full == "raise" else timeout_ms
-        if waited and self._slots.take(first.broker_name, weight, waited):
+        if waited and self._window.take(first.broker_name, weight, waited):
             return first
         raise BrokerBusy(
             f"{config.frames_in_flight_max} frames to {first.broker_name} "
@@ -344,28 +344,3 @@ class Accumulator:
             f"stayed unanswered for {waited:.0f} ms; nothing was sent, send again later",
             first.topic,
         )
-
-
-def encode_load(  # noqa: PLR0913 - everything that a frame is
-    identity: ProducerIdentity,
-    queue: MessageQueue,
-    bodies: Sequence[bytes],
-    texts: Sequence[str],
-    born_ms: int,
-    timeout_ms: float,
-    flags: Sequence[int] | None = None,
-) -> RecordsLoad:
-    """A frame of ordinary messages with the next frame id. ``texts``: property strings as
-    ``property_text`` makes them; ``flags``: flag words.
-    """
-    keys = identity.unique_keys(born_ms, len(bodies))
-    frame_id = identity.take(timeout_ms)
-    try:
-        users, sys_flags = split_words(flags)
-        records, sizes = encode_keyed(
-            queue.topic, queue.queue_id, bodies, texts, keys, born_ms, frame_id, sys_flags, users
-        )
-    except BaseException:
-        identity.release(frame_id)
-        raise
-    return RecordsLoad(queue.topic, queue.queue_id, records, sizes, frame_id, keys)

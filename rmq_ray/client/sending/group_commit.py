@@ -9,8 +9,8 @@ One thread's request is one round trip, as ever; the more threads, the more item
 threads two frames take turns: one is at the broker while the threads of the other wake and gather;
 while nobody here is awake, more go out. A group leaves at most 2 ms after an answer that freed a
 place, however long threads take. Decides who goes alone, who joins, who wakes whom and when a group
-leaves. Does not decide what an item is or how a group travels: ``send_coalescer`` does for messages,
-``client.transaction`` for halves and ends.
+leaves. ``GroupCommit`` does not decide what an item is or how a group travels: ``SendCoalescer`` does for
+messages, ``client.transaction`` for halves and ends.
 
     member   WAITING ──its frame ends──> READY, in line ──one before it wakes──> AWAKE ──it looks at the line──> gone
 
@@ -20,7 +20,10 @@ lock and are switched to twice each.
 Invariants: while a key has an open group, a frame of that key is out or threads are waking, whose
 end ships the group; a member's lock is released by whoever made it AWAKE, once; each frame out
 belongs to exactly one ``left`` or one group's end. A line that stops (a thread was killed while it
-was AWAKE) goes on within half a second: who is READY for longer wakes by itself.
+was AWAKE) goes on within half a second: who is READY for longer wakes by itself. Of messages: a frame is
+stored whole or not at all; each thread gets a verdict of its own: of a frame that is refused
+because of one message, every thread sends its message again, alone, within the frame's time; nobody
+loses more than a tenth of a time-out by joining: a group that has waited longer leaves without him.
 """
 
 from __future__ import annotations
@@ -32,7 +35,17 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, ClassVar, Generic, TypeVar
 
-from rmq_ray.clock import Clock
+from rmq_ray.client.instance.identity import ProducerIdentity
+from rmq_ray.client.outgoing.send_future import BatchOutcome
+from rmq_ray.client.outgoing.send_payload import RECORD_OVERHEAD, SizedPayload, encode_records
+from rmq_ray.client.outgoing.send_request import SendRequest
+from rmq_ray.client.sending.async_sender import AsyncSend, AsyncSender
+from rmq_ray.client.sending.batch_bisect import ONE_OF_MANY
+from rmq_ray.client.sending.send_engine import LEFT_TO_SHARE, InFlightSend, SendEngine
+from rmq_ray.clock import Clock, left_ms
+from rmq_ray.errors import SendTimeout
+from rmq_ray.model.ids import MessageQueue
+from rmq_ray.model.message import SendResult
 
 FRAMES_ALONE_MAX = 2
 """Frames of a key out before threads share, and while they do: the next frame is on its way while
@@ -52,6 +65,14 @@ their own.
 """
 SHIP_WITHIN_MS = 2.0  # of an answer, however long its threads take to wake
 WAIT_SLICE_S = 0.5  # cancellation reaches a thread between waits only
+WAIT_SLACK_MS = 1_000.0  # beyond the time-out, for frames that end at it
+
+Key = tuple[str, str]
+"""Topic and broker name: a broker that hangs holds up nobody who sends to another."""
+Alone = Callable[[SendRequest, MessageQueue, float], SendResult]
+"""Sends a message in a frame of its own, to this queue first, in the time of a send that began then
+(monotonic); as ``SendEngine.send``.
+"""
 
 Item = TypeVar("Item")
 
@@ -307,3 +328,112 @@ class GroupCommit(ABC, Generic[Item, G]):
             counts[key] = left
         else:
             counts.pop(key, None)
+
+
+class MessageGroup(Group[SendRequest]):
+    """Messages that will be one frame, for ``queue``. ``began_ms``: when its time began to run,
+    monotonic: that of who opens it.
+    """
+
+    __slots__ = ("began_ms", "outcome", "queue")
+
+    def __init__(self, key: Key, queue: MessageQueue, began_ms: float) -> None:
+        super().__init__(key)
+        self.queue = queue
+        self.began_ms = began_ms
+        self.outcome = BatchOutcome(queue)
+        self.outcome.on_finish = self.ended
+
+    def ended(self) -> None:
+        """See ``Group.ended``."""
+        # group and outcome would be garbage that only the collector finds: it ran ten times a
+        # second for that
+        self.outcome.on_finish = None
+        super().ended()
+
+
+class SendCoalescer(GroupCommit[SendRequest, MessageGroup]):
+    """Messages of many threads in shared frames. Decides what a group becomes on the wire and what
+    each thread is told. Thread-safe.
+    """
+
+    def __init__(
+        self, engine: SendEngine, identity: ProducerIdentity, sender: AsyncSender, alone: Alone
+    ) -> None:
+        config = engine.config
+        super().__init__(engine.clock, config.batch_messages_max, config.batch_bytes_max)
+        self._timeout_ms = float(config.send_timeout_ms)
+        self._apart_ms = self._timeout_ms * (1 - LEFT_TO_SHARE)
+        self._engine = engine
+        self._identity = identity
+        self._sender = sender
+        self._alone = alone
+
+    def enter(
+        self, message: SendRequest, queue: MessageQueue, began_ms: float
+    ) -> tuple[MessageGroup, int] | None:
+        """A place in a group for ``queue``'s broker; None = go alone, to ``queue``, and call
+        ``leave`` afterwards whatever happens.
+
+        ``began_ms``: when the message's time began to run, monotonic.
+        """
+        key = (queue.topic, queue.broker_name)
+        found = self._open.get(key)
+        if (
+            found is not None and found.began_ms < began_ms - self._apart_ms
+        ):  # its frame would take that much time from this message
+            self.leave_behind(found)
+        return self.join(
+            key,
+            message,
+            len(message.body) + len(message.text) + RECORD_OVERHEAD,
+            lambda: MessageGroup(key, queue, began_ms),
+        )
+
+    def leave(self, queue: MessageQueue) -> None:
+        """A frame that was for ``queue``'s broker is answered."""
+        self.left((queue.topic, queue.broker_name))
+
+    def wait(self, group: MessageGroup, index: int) -> SendResult:
+        """Sleep until the group is answered, or its time is over. Raises a ``SendError``."""
+        if not self.sleep(group, index, self._timeout_ms + WAIT_SLACK_MS):
+            raise SendTimeout(
+                f"no answer within {self._timeout_ms:.0f} ms; the message may be stored",
+                group.queue.topic,
+            )
+        error = group.outcome.error
+        if error is None:
+            return group.outcome.result(index)
+        if isinstance(error, ONE_OF_MANY) and len(group.items) > 1:
+            return self._alone(group.items[index], group.queue, group.began_ms)
+        raise type(error)(*error.args)
+
+    def _ship(self, group: MessageGroup) -> None:
+        until_ms = group.began_ms + self._timeout_ms
+        self._sender.submit(
+            AsyncSend(
+                group.outcome, lambda wait: self._in_flight(group, wait), None, None, until_ms
+            )
+        )
+
+    def _in_flight(self, group: MessageGroup, wait: bool) -> InFlightSend:
+        payload = self._payload(
+            group, left_ms(self._clock, self._timeout_ms, group.began_ms) if wait else 0.0
+        )
+        group.outcome.message_ids, group.outcome.sizes = payload.message_ids, payload.sizes
+        return self._engine.in_flight(payload, group.queue, False, self._timeout_ms, group.began_ms)
+
+    def _payload(self, group: MessageGroup, timeout_ms: float) -> SizedPayload:
+        """The group's frame; waits up to ``timeout_ms`` for a frame id."""
+        items = group.items
+        flags = [item.flag for item in items]
+        bodies, texts = [item.body for item in items], [item.text for item in items]
+        return encode_records(
+            self._identity,
+            group.queue,
+            bodies,
+            texts,
+            self._clock.now_ms(),
+            timeout_ms,
+            flags if any(flags) else None,
+        )

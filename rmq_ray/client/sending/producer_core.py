@@ -1,12 +1,12 @@
 """The machinery behind a producer in one process: made at its start, thrown away at its end; a
 forked child cannot use it.
 
-    Producer (names, life) ──> ProducerCore ──> Sending       one send, waited for
-                                            ──> Accumulator ──> Launcher      batches, futures
-                                            ──> ClientInstance                routes, connections, heartbeat
+    Producer (names, life) ──> ProducerCore ──> SendEngine                     one send, waited for
+                                            ──> SendCoalescer ──> AsyncSender  sends of many threads
+                                            ──> Accumulator ──> AsyncSender    batches, futures
+                                            ──> ClientInstance                 routes, connections, heartbeat
 
-Decides nothing about messages (``client.outgoing.send_request``) or retries. Called by
-``client.producer.producer`` only. Invariant: every frame id taken is released exactly when its load
+Decides nothing about messages (``client.outgoing.send_request``) or retries. Invariant: every frame id taken is released exactly when its payload
 will not be sent again.
 """
 
@@ -18,24 +18,27 @@ from collections.abc import Callable, Sequence
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.instance.identity import ProducerIdentity
 from rmq_ray.client.instance.timers import Timers
-from rmq_ray.client.outgoing.broker_probe import BrokerProbe
-from rmq_ray.client.outgoing.compressing import split_word
-from rmq_ray.client.outgoing.group_order import GroupOrder
-from rmq_ray.client.outgoing.queue_choice import QueueChoice
+from rmq_ray.client.outgoing.queue_choice import BrokerProbe, GroupOrder, QueueChoice, RoundRobin
 from rmq_ray.client.outgoing.send_future import BatchOutcome, SendFuture
-from rmq_ray.client.outgoing.send_payload import Load, RecordLoad, SingleLoad
+from rmq_ray.client.outgoing.send_payload import (
+    FramePayload,
+    RecordPayload,
+    SingleMessagePayload,
+    encode_records,
+    split_word,
+)
 from rmq_ray.client.outgoing.send_request import (
-    Outgoing,
     Placement,
     Selector,
+    SendRequest,
     as_message,
     check_placement,
 )
-from rmq_ray.client.sending.async_sender import Job, Launcher, Slots
-from rmq_ray.client.sending.batching import Accumulator, encode_load
-from rmq_ray.client.sending.route_wait import Finding
-from rmq_ray.client.sending.send_coalescer import SendCoalescer
-from rmq_ray.client.sending.sending import LEFT_TO_SHARE, Delivery, Sending, Turns
+from rmq_ray.client.sending.async_sender import AsyncSend, AsyncSender, InFlightWindow
+from rmq_ray.client.sending.batching import Accumulator
+from rmq_ray.client.sending.group_commit import SendCoalescer
+from rmq_ray.client.sending.route_wait import TopicQueues
+from rmq_ray.client.sending.send_engine import LEFT_TO_SHARE, InFlightSend, SendEngine
 from rmq_ray.clock import left_ms
 from rmq_ray.config import ProducerConfig
 from rmq_ray.errors import ClientError, SendTimeout
@@ -58,18 +61,17 @@ class ProducerCore:
         self.instance = instance
         self.clock = instance.clock
         self.identity = ProducerIdentity(instance.client_id.partition("@")[0])
-        self.turns = Turns()
+        self.round_robin = RoundRobin()
         self.groups = GroupOrder()
+        self.queues = TopicQueues(instance, config)
         self.choice = QueueChoice(self.clock, config.latency_fault, self._isolated)
-        self.sending = Sending(instance, config, self.turns, self.choice)
+        self.engine = SendEngine(instance, config, self.round_robin, self.choice)
         self.requests: dict[int, Callable[[Command, Address], Command | None]] = {}
         """Request code of a broker -> who answers it, in a reader thread."""
         self.transactions: object | None = None
         """The ``TransactionEngine``, once there is one."""
         self.request_reply: object | None = None
         """The ``Requests``, once there was one."""
-        self.closing = False
-        """Who waits for a route stops waiting."""
         self.closers: list[Callable[[], None]] = []
         """What ends with the producer, before its connections do."""
         self.disowners: list[Callable[[ClientError], None]] = []
@@ -78,24 +80,25 @@ class ProducerCore:
         """What ends behind the last send."""
         self.probe = self._make_probe()
         self.worker = Timers(self.clock, f"rmq-producer-{config.group}")
-        self.slots = Slots(config.frames_in_flight_max, config.buffer_bytes_max)
-        self.launcher = Launcher(self.sending, self.slots, self.worker, self.resolved)
-        self.coalescer = SendCoalescer(self.sending, self.identity, self.launcher, self._send_again)
+        self.window = InFlightWindow(config.frames_in_flight_max, config.buffer_bytes_max)
+        self.async_sender = AsyncSender(self.clock, self.window, self.worker, self.identity.release)
+        self.coalescer = SendCoalescer(
+            self.engine, self.identity, self.async_sender, self._send_again
+        )
         self.batches = Accumulator(
-            self.sending,
+            self.engine,
             self.identity,
-            self.launcher,
-            self.slots,
+            self.async_sender,
+            self.window,
             self.worker,
-            self.turns,
-            self.find_queues,
+            self.queues.find,
         )
 
     # --- as a managed producer --------------------------------------------------------------------
 
     def published_topics(self) -> list[str]:
         """The template topic, and all topics sent to."""
-        return [DEFAULT_TOPIC, *self.turns.topics()]
+        return [DEFAULT_TOPIC, *self.round_robin.topics()]
 
     def handle_request(self, command: Command, address: Address) -> Command | None:
         """A request of a broker goes to whoever is here for its code."""
@@ -120,16 +123,16 @@ class ProducerCore:
         """Send what lingers, wait for the answers up to the send time-out, unregister, let go of
         the instance.
         """
-        self.closing = True
+        self.queues.closing = True
         for close in self.closers:
             close()
         self.batches.flush()
-        self.launcher.wait_idle(self.config.send_timeout_ms + CLOSE_SLACK_MS)
+        self.async_sender.wait_idle(self.config.send_timeout_ms + CLOSE_SLACK_MS)
         if self.probe is not None:
             self.probe.stop()
         self._run_callbacks()
         self.worker.close()
-        self.launcher.abandon("the producer was closed before the broker answered")
+        self.async_sender.abandon("the producer was closed before the broker answered")
         for finish in self.finishers:
             finish()
         self.instance.unregister_producer(self.group)
@@ -140,7 +143,7 @@ class ProducerCore:
         ``SendTimeout`` when they have not in time.
         """
         self.batches.flush()
-        if not self.launcher.wait_idle(timeout_ms):
+        if not self.async_sender.wait_idle(timeout_ms):
             raise SendTimeout(
                 f"not every asynchronous send ended within {timeout_ms:.0f} ms; their "
                 f"futures will still end"
@@ -151,14 +154,14 @@ class ProducerCore:
         error = ClientError(
             "this future was made before a fork and is completed in the parent process only"
         )
-        for outcome in [*self.batches.outcomes(), *self.launcher.outcomes()]:
+        for outcome in [*self.batches.outcomes(), *self.async_sender.outcomes()]:
             outcome.orphan(error)
         for disown in self.disowners:
             disown(error)
 
     # --- sending ----------------------------------------------------------------------------------
 
-    def send(self, message: Outgoing, timeout_ms: float) -> SendResult:
+    def send(self, message: SendRequest, timeout_ms: float) -> SendResult:
         """One message, waited for."""
         if message.ordered and not message.special:
             return self._send_ordered(message, timeout_ms)
@@ -170,28 +173,28 @@ class ProducerCore:
             return self.send_plain(message)
         return self._send_alone(message, timeout_ms, self.clock.monotonic_ms())
 
-    def send_plain(self, message: Outgoing) -> SendResult:
+    def send_plain(self, message: SendRequest) -> SendResult:
         """An ordinary message to any queue with the configured time-out: alone, or with other
         threads' messages when enough frames are out.
         """
         timeout_ms, started_ms = self.config.send_timeout_ms, self.clock.monotonic_ms()
-        queues = self.known_queues(message.topic)
+        queues = self.queues.known(message.topic)
         if queues is None:
-            queues = self.find_queues(message.topic, timeout_ms)
+            queues = self.queues.find(message.topic, timeout_ms)
             if self.has_waited(timeout_ms, started_ms):
                 return self._send_alone(message, timeout_ms, started_ms)
-        queue = self.choice.next(queues, self.turns.of(message.topic))
+        queue = self.choice.next(queues, self.round_robin.of(message.topic))
         place = self.coalescer.enter(message, queue, started_ms)
         if place is not None:
             return self.coalescer.wait(*place)
         try:
-            return self._send_load(
-                self.make_load(message, timeout_ms), queue, False, timeout_ms, started_ms
+            return self._send_payload(
+                self.payload(message, timeout_ms), queue, False, timeout_ms, started_ms
             )
         finally:
             self.coalescer.leave(queue)
 
-    def send_async(self, message: Outgoing, timeout_ms: float) -> SendFuture:
+    def send_async(self, message: SendRequest, timeout_ms: float) -> SendFuture:
         """One message into its batch; special kinds at once."""
         if message.special:
             return self._launch_single(message, timeout_ms)
@@ -203,15 +206,15 @@ class ProducerCore:
             self.groups.sent(message.group, message.queue, future)
         return future
 
-    def send_oneway(self, message: Outgoing, timeout_ms: float) -> None:
+    def send_oneway(self, message: SendRequest, timeout_ms: float) -> None:
         """One message without an answer."""
         started_ms = self.clock.monotonic_ms()
         queue = message.queue or self.next_queue(message.topic, timeout_ms)
-        load = self.make_load(message, self.left_ms(timeout_ms, started_ms))
+        payload = self.payload(message, self.left_ms(timeout_ms, started_ms))
         try:
-            self.sending.oneway(load, queue)
+            self.engine.oneway(payload, queue)
         finally:
-            self.identity.release(load.frame_id)
+            self.identity.release(payload.frame_id)
 
     def send_frame(
         self,
@@ -224,49 +227,10 @@ class ProducerCore:
     ) -> SendResult:  # noqa: PLR0913 - a frame
         """Ordinary messages of one queue as one frame, waited for."""
         started_ms = self.clock.monotonic_ms()
-        load = encode_load(
+        payload = encode_records(
             self.identity, queue, bodies, texts, self.clock.now_ms(), timeout_ms, flags
         )
-        return self._send_load(load, queue, pinned, timeout_ms, started_ms)
-
-    def known_queues(self, topic: str) -> Sequence[MessageQueue] | None:
-        """The queues of a topic without asking anybody; None = ``find_queues`` has to ask, and
-        perhaps to wait.
-        """
-        info = self.instance.routes.publish(topic)
-        return info.queues if info is not None and info.queues else None
-
-    def find_queues(self, topic: str, timeout_ms: float) -> Sequence[MessageQueue]:
-        """The queues of a topic; asks again, with pauses, while no name server answers or no master
-        is there.
-
-        Raises ``NoRoute``, ``TopicNotWritable``, ``BrokerUnreachable``, and ``ClientError`` when
-        the producer is closed meanwhile.
-        """
-        found = self.known_queues(topic)
-        if found is not None:
-            return found
-        finding, deadline = self.finding(topic), self.clock.monotonic_ms() + timeout_ms
-        while (found := finding.attempt(deadline)) is None:  # ends: at the deadline
-            pause = finding.pause_ms()
-            if self.closing:
-                raise self.closed_while_finding(topic)
-            if self.clock.monotonic_ms() + pause >= deadline:
-                raise finding.given_up(timeout_ms) from finding.met
-            self.clock.sleep_ms(pause)
-        return found
-
-    def finding(self, topic: str) -> Finding:
-        """A wait for the queues of a topic."""
-        return Finding(self.instance.routes, topic, self.config.default_topic_queues)
-
-    def closed_while_finding(self, topic: str) -> ClientError:
-        """What a caller is told who waits for a route when the producer is closed."""
-        return ClientError(
-            f"producer {self.group!r} was closed while a send waited for the route of topic "
-            f"{topic!r}; nothing was sent",
-            topic,
-        )
+        return self._send_payload(payload, queue, pinned, timeout_ms, started_ms)
 
     def left_ms(self, timeout_ms: float, started_ms: float) -> float:
         """What is left of a call's time; not below 0."""
@@ -280,14 +244,14 @@ class ProducerCore:
 
     def next_queue(self, topic: str, timeout_ms: float) -> MessageQueue:
         """Round robin over the topic's queues."""
-        return self.choice.next(self.find_queues(topic, timeout_ms), self.turns.of(topic))
+        return self.choice.next(self.queues.find(topic, timeout_ms), self.round_robin.of(topic))
 
     def choose(
         self, topic: str, queue: object, message_group: str | None, timeout_ms: float
     ) -> MessageQueue:
         """The queue of a message that must not go anywhere else, given or by its group."""
         if message_group is not None:
-            return self.groups.choose(topic, message_group, self.find_queues(topic, timeout_ms))
+            return self.groups.choose(topic, message_group, self.queues.find(topic, timeout_ms))
         if (
             not isinstance(queue, MessageQueue)
             or queue.topic != topic
@@ -297,10 +261,10 @@ class ProducerCore:
                 f"{queue!r} is not a queue of topic {topic!r}; use one of the topic's queues", topic
             )
         if self.instance.broker_address(queue.broker_name) is None:
-            self.find_queues(topic, timeout_ms)
+            self.queues.find(topic, timeout_ms)
         return queue
 
-    def place(self, message: Outgoing, placement: Placement, timeout_ms: float) -> float:
+    def place(self, message: SendRequest, placement: Placement, timeout_ms: float) -> float:
         """Give the message its queue; what is left of the time."""
         started_ms = self.clock.monotonic_ms()
         queue, selector, arg, group = placement
@@ -316,10 +280,10 @@ class ProducerCore:
         self, selector: Selector, message: Message, arg: object, timeout_ms: float
     ) -> MessageQueue:
         """The queue that the user's selector picks. What it raises passes; nothing is sent then."""
-        queues = self.find_queues(message.topic, timeout_ms)
+        queues = self.queues.find(message.topic, timeout_ms)
         return checked_choice(selector(list(queues), message, arg), message.topic, queues)
 
-    def make_load(self, message: Outgoing, timeout_ms: float) -> Load:
+    def payload(self, message: SendRequest, timeout_ms: float) -> FramePayload:
         """The message as it goes on the wire, with a frame id of its own, for which it waits up to
         ``timeout_ms``.
         """
@@ -328,12 +292,12 @@ class ProducerCore:
         frame_id = self.identity.take(timeout_ms)
         text = f"{message.text}UNIQ_KEY\x01{key}"
         if not message.special:
-            return RecordLoad(
+            return RecordPayload(
                 message.topic, message.body, text, now_ms, frame_id, key, message.flag
             )
         queues = self.config.default_topic_queues
         flag, sys_flag = split_word(message.flag)
-        return SingleLoad(
+        return SingleMessagePayload(
             message.topic,
             self.group,
             message.body,
@@ -348,33 +312,40 @@ class ProducerCore:
 
     # --- inside -----------------------------------------------------------------------------------
 
-    def _send_alone(self, message: Outgoing, timeout_ms: float, started_ms: float) -> SendResult:
+    def _send_alone(self, message: SendRequest, timeout_ms: float, started_ms: float) -> SendResult:
         """In a frame of its own; waiting for a route and for a frame id is part of the time."""
         queue = message.queue or self.next_queue(message.topic, timeout_ms)
-        load = self.make_load(message, self.left_ms(timeout_ms, started_ms))
-        return self._send_load(load, queue, message.queue is not None, timeout_ms, started_ms)
+        payload = self.payload(message, self.left_ms(timeout_ms, started_ms))
+        return self._send_payload(payload, queue, message.queue is not None, timeout_ms, started_ms)
 
-    def _send_again(self, message: Outgoing, queue: MessageQueue, started_ms: float) -> SendResult:
+    def _send_again(
+        self, message: SendRequest, queue: MessageQueue, started_ms: float
+    ) -> SendResult:
         """Alone, what was refused with others."""
         timeout_ms = self.config.send_timeout_ms
-        return self._send_load(
-            self.make_load(message, self.left_ms(timeout_ms, started_ms)),
+        return self._send_payload(
+            self.payload(message, self.left_ms(timeout_ms, started_ms)),
             queue,
             False,
             timeout_ms,
             started_ms,
         )
 
-    def _send_load(
-        self, load: Load, queue: MessageQueue, pinned: bool, timeout_ms: float, started_ms: float
+    def _send_payload(
+        self,
+        payload: FramePayload,
+        queue: MessageQueue,
+        pinned: bool,
+        timeout_ms: float,
+        started_ms: float,
     ) -> SendResult:  # noqa: PLR0913 - a send
         try:
-            return self.sending.send(load, queue, pinned, timeout_ms, started_ms)
+            return self.engine.send(payload, queue, pinned, timeout_ms, started_ms)
         finally:
-            self.identity.release(load.frame_id)
+            self.identity.release(payload.frame_id)
 
-    def _send_ordered(self, message: Outgoing, timeout_ms: float) -> SendResult:
-        """Through the queue's lane, behind what was sent to it before; its batch leaves at once."""
+    def _send_ordered(self, message: SendRequest, timeout_ms: float) -> SendResult:
+        """In the order of its queue, behind what was sent to it before; its batch leaves at once."""
         assert message.queue is not None
         started_ms = self.clock.monotonic_ms()
         future = self.batches.append(
@@ -385,33 +356,34 @@ class ProducerCore:
         self.batches.flush(message.queue)
         try:
             return future.result((self.left_ms(timeout_ms, started_ms) + CLOSE_SLACK_MS) / 1000)
-        except TimeoutError:  # what is before it in the lane, or its batch, has a longer time-out
+        except TimeoutError:  # what is before it, or its batch, has a longer time-out
             raise SendTimeout(
                 f"no answer within {timeout_ms:.0f} ms; the message may be stored", message.topic
             ) from None
 
-    def _launch_single(self, message: Outgoing, timeout_ms: float) -> SendFuture:
+    def _launch_single(self, message: SendRequest, timeout_ms: float) -> SendFuture:
         started_ms = self.clock.monotonic_ms()
         queues = (
             (message.queue,)
             if message.queue is not None
-            else self.find_queues(message.topic, timeout_ms)
+            else self.queues.find(message.topic, timeout_ms)
         )
         weight = len(message.body) + len(message.text)
-        queue = self.batches.take_slot(queues, weight, self.left_ms(timeout_ms, started_ms))
+        queue = self.batches.take_place(queues, weight, self.left_ms(timeout_ms, started_ms))
         outcome = BatchOutcome(queue)
 
-        def prepare(wait: bool) -> Delivery:
-            load = self.make_load(message, self.left_ms(timeout_ms, started_ms) if wait else 0.0)
-            outcome.message_ids = load.message_ids
-            attempts = self.sending.attempts_since(
-                started_ms, queue, message.queue is not None, timeout_ms
+        def prepare(wait: bool) -> InFlightSend:
+            payload = self.payload(message, self.left_ms(timeout_ms, started_ms) if wait else 0.0)
+            outcome.message_ids = payload.message_ids
+            pinned = message.queue is not None
+            return self.engine.in_flight(
+                payload, queue, pinned, timeout_ms, started_ms, codes_retried=False
             )
-            return Delivery(load, queue, attempts, message.queue is not None)
 
-        job = Job(outcome, prepare, queue.broker_name, None, started_ms + timeout_ms, weight)
-        self.launcher.admit(job)
-        self.launcher.launch(job)
+        until_ms = started_ms + timeout_ms
+        self.async_sender.submit(
+            AsyncSend(outcome, prepare, queue.broker_name, None, until_ms, weight)
+        )
         return SendFuture(outcome, 0)
 
     def _run_callbacks(self) -> None:
@@ -434,10 +406,6 @@ class ProducerCore:
         return BrokerProbe(
             self.group, self.clock, faults, self.instance.broker_address, self.instance.invoke
         )
-
-    def resolved(self, delivery: Delivery) -> None:
-        """A load will not be sent again."""
-        self.identity.release(delivery.load.frame_id)
 
 
 def _names_a_queue(broker_name: object, queue_id: object) -> bool:

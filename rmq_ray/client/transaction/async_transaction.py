@@ -6,7 +6,8 @@
         await database.commit()
 
 Decides what ``client.transaction.transaction`` decides, by the same parts; the ends of several
-messages are awaited together. The checker runs in a thread of its own, as for every producer.
+messages are awaited together, and what the tasks of one turn of the loop ask for travels together
+(``client.sending.loop_sender``). The checker runs in a thread of its own, as for every producer.
 Invariant: a cancelled send or block is rolled back; nothing here blocks the loop.
 """
 
@@ -20,21 +21,28 @@ from types import TracebackType
 from typing import Any, Self
 
 from rmq_ray.client.interceptors.send_hooks import ASYNC, HALF
-from rmq_ray.client.interceptors.send_steps import SendSteps
+from rmq_ray.client.outgoing.send_payload import RECORD_OVERHEAD
 from rmq_ray.client.outgoing.send_request import (
-    Outgoing,
     Placement,
     Selector,
+    SendRequest,
     check_placement,
-    outgoing,
+    checked_request,
     placed,
     timeout_in_ms,
 )
-from rmq_ray.client.producer.async_frames import AsyncFrames
-from rmq_ray.client.sending.batching import RECORD_OVERHEAD
+from rmq_ray.client.sending.batch_bisect import bisected
+from rmq_ray.client.sending.loop_sender import LoopGroup, LoopGroups, LoopSender
 from rmq_ray.client.sending.producer_core import ProducerCore
-from rmq_ray.client.transaction.async_sharing import SharedTransactions
-from rmq_ray.client.transaction.end_transaction import END_BYTES
+from rmq_ray.client.sending.send_engine import message_results
+from rmq_ray.client.sending.send_steps import SendSteps
+from rmq_ray.client.transaction.end_transaction import (
+    END_BYTES,
+    REQUEST_TIMEOUT_MS,
+    Answer,
+    answers_of,
+    ends_command,
+)
 from rmq_ray.client.transaction.half_sending import SHARED_TEXT_MAX, mark
 from rmq_ray.client.transaction.transaction import (
     COMMIT,
@@ -51,13 +59,14 @@ from rmq_ray.client.transaction.transaction_listener import (
     failed_state,
     said_state,
 )
-from rmq_ray.errors import RemotingError, RmqError
+from rmq_ray.errors import ConnectionLost, RemotingError, RmqError, SendError, SendUnknown
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import Message, SendResult, SendStatus
 from rmq_ray.protocol.transaction import LocalTransactionState
+from rmq_ray.remoting.wire.halves import ENDS_MAX, End
 
 log = logging.getLogger("rmq_ray.client.transaction.transaction")
-Place = Callable[[Outgoing, Placement | None, float], Awaitable[float]]
+Place = Callable[[SendRequest, Placement | None, float], Awaitable[float]]
 ENDS_AT_ONCE = 256
 
 
@@ -67,19 +76,32 @@ class AsyncHalves:
     """
 
     def __init__(
-        self, core: ProducerCore, frames: AsyncFrames, steps: SendSteps | None, place: Place
+        self, core: ProducerCore, sender: LoopSender, steps: SendSteps | None, place: Place
     ) -> None:
         self.engine = engine_of(core, None)
-        self._shared = SharedTransactions(core, frames, self.engine.halves)
         self.core = core
-        self.frames = frames
+        self.sender = sender
+        self._timeout_ms = float(core.config.send_timeout_ms)
+        self._halves: LoopGroups[LoopGroup[SendRequest, SendResult], SendRequest, SendResult]
+        self._halves = LoopGroups(
+            sender.tasks,
+            self._ship_halves,
+            (core.config.batch_messages_max, core.config.batch_bytes_max),
+            lambda _group: SendUnknown("the producer was closed; it may be stored"),
+        )
+        self._ends: LoopGroups[LoopGroup[End, Answer], End, Answer] = LoopGroups(
+            sender.tasks,
+            self._ship_ends,
+            (ENDS_MAX, ENDS_MAX * END_BYTES),
+            lambda _group: ConnectionLost("the producer was closed; it may have ended"),
+        )
         self._steps = steps
         self._place = place
         watch_ends(self.engine, steps)
 
     async def send(
         self,
-        message: Outgoing,
+        message: SendRequest,
         placement: Placement | None,
         timeout_ms: float,
         immunity_s: int | None = None,
@@ -99,35 +121,34 @@ class AsyncHalves:
             ctx.result = half.result
         return labelled(half, ctx)
 
-    async def _send(self, message: Outgoing, timeout_ms: float, immunity_s: int | None) -> Half:
-        engine, frames = self.engine, self.frames
+    async def _send(self, message: SendRequest, timeout_ms: float, immunity_s: int | None) -> Half:
+        engine, sender = self.engine, self.sender
         key = engine.begin(message)
         try:
             mark(message, key)
-            plain = (
-                message.queue is None
-                and immunity_s is None
-                and timeout_ms == self._shared.timeout_ms
-            )
+            plain = message.queue is None and immunity_s is None and timeout_ms == self._timeout_ms
             if plain and len(message.text) <= SHARED_TEXT_MAX:
-                result = await self._shared.halves.ask(
-                    message.topic, message, len(message.body) + len(message.text) + RECORD_OVERHEAD
+                sender.check_open()
+                size = len(message.body) + len(message.text) + RECORD_OVERHEAD
+                group = self._halves.find(message.topic, size) or self._halves.open(
+                    LoopGroup(message.topic)
                 )
+                result = await self._halves.ask(group, message, size)
             else:
                 began_ms, left_ms = self.core.clock.monotonic_ms(), self.core.left_ms
-                queue = message.queue or frames.next_queue(
-                    (await frames.queues(message.topic, timeout_ms))[0]
+                queue = message.queue or sender.next_queue(
+                    (await sender.queues(message.topic, timeout_ms))[0]
                 )
-                load = await frames.when_free(
-                    lambda: engine.halves.load((message,), 0.0, immunity_s),
+                payload = await sender.when_free(
+                    lambda: engine.halves.payload((message,), 0.0, immunity_s),
                     left_ms(timeout_ms, began_ms),
                 )
-                result = await frames.send_load(
-                    load,
+                result = await sender.send_payload(
+                    payload,
                     queue,
                     message.queue is not None,
                     left_ms(timeout_ms, began_ms),
-                    engine.halves.sending,
+                    engine.halves.engine,
                 )
         except BaseException as error:
             engine.not_begun(key, error)
@@ -141,9 +162,7 @@ class AsyncHalves:
         while ending is not None and (left := ending.left_ms()) > 0:
             try:
                 async with asyncio.timeout(attempt_ms(timeout_ms, left) / 1000):
-                    outcome = await self._shared.ends.ask(
-                        half.result.queue.broker_name, ending.end, END_BYTES
-                    )
+                    outcome = await self._tell(half.result.queue.broker_name, ending.end)
             except TimeoutError:
                 outcome = (-1, f"no answer in {attempt_ms(timeout_ms, left):.0f} ms")
             except RemotingError as error:
@@ -153,6 +172,36 @@ class AsyncHalves:
             await asyncio.sleep(ending.pause_ms() / 1000)
         if ending is not None:
             raise ending.given_up()
+
+    async def _tell(self, broker_name: str, end: End) -> Answer:
+        self.sender.check_open()
+        group = self._ends.find(broker_name, END_BYTES) or self._ends.open(LoopGroup(broker_name))
+        return await self._ends.ask(group, end, END_BYTES)
+
+    async def _ship_halves(
+        self, group: LoopGroup[SendRequest, SendResult]
+    ) -> Sequence[SendResult | SendError]:
+        """A half that a broker refuses fails for its own caller only."""
+        began_ms, left_ms = self.core.clock.monotonic_ms(), self.core.left_ms
+        queues, _ = await self.sender.queues(group.items[0].topic, self._timeout_ms)
+        queue, halves = self.sender.next_queue(queues), self.engine.halves
+
+        async def send(begin: int, end: int) -> Sequence[SendResult]:
+            asked = group.items[begin:end]
+            payload = await self.sender.when_free(
+                lambda: halves.payload(asked, 0.0, None), left_ms(self._timeout_ms, began_ms)
+            )
+            stored = await self.sender.resolve(
+                payload, queue, False, left_ms(self._timeout_ms, began_ms), halves.engine
+            )
+            return message_results(payload, stored)
+
+        return await bisected(len(group.items), send)
+
+    async def _ship_ends(self, group: LoopGroup[End, Answer]) -> Sequence[Answer]:
+        command = ends_command(self.core.group, group.items)
+        answer = await self.sender.ask(str(group.key), command, REQUEST_TIMEOUT_MS)
+        return answers_of(answer, len(group.items))
 
 
 class AsyncTransaction(OpenTransaction):
@@ -188,7 +237,7 @@ class AsyncTransaction(OpenTransaction):
             check_placement(queue, selector, None)
             placement = placed(queue, selector, arg, None)
             timeout_ms = self._timeout_ms if timeout is None else timeout_in_ms(timeout)
-            message = outgoing(
+            message = checked_request(
                 topic_or_message, body, (tag, keys, properties), 0, self._body_bytes_max
             )
             halves = await self._find_halves()
@@ -244,7 +293,7 @@ class AsyncTransaction(OpenTransaction):
 
 async def run_in_transaction(
     halves: AsyncHalves,
-    half_message: Outgoing,
+    half_message: SendRequest,
     message: Message,
     listener: TransactionListener,
     arg: Any,

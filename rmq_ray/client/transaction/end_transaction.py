@@ -57,7 +57,7 @@ class EndSender(GroupCommit[End, EndGroup]):
             try:
                 return answers_of(
                     self._instance.invoke(
-                        self._address(broker_name), self._command([end]), timeout_ms
+                        self._address(broker_name), ends_command(self._group, [end]), timeout_ms
                     ),
                     1,
                 )[0]
@@ -90,7 +90,10 @@ class EndSender(GroupCommit[End, EndGroup]):
 
         try:
             self._instance.invoke_async(
-                self._address(group.key), self._command(group.items), REQUEST_TIMEOUT_MS, answered
+                self._address(group.key),
+                ends_command(self._group, group.items),
+                REQUEST_TIMEOUT_MS,
+                answered,
             )
         except RemotingError as error:
             answered(error)
@@ -101,10 +104,10 @@ class EndSender(GroupCommit[End, EndGroup]):
             raise ConnectFailed(f"no address of broker {broker_name!r} is known")
         return address
 
-    def _command(self, ends: list[End]) -> Command:
-        return Command(
-            RequestCode.END_TRANSACTIONS, body=pack_ends(self._group, ends), serialize=BINARY
-        )
+
+def ends_command(group: str, ends: list[End]) -> Command:
+    """The request that tells a broker all of them."""
+    return Command(RequestCode.END_TRANSACTIONS, body=pack_ends(group, ends), serialize=BINARY)
 
 
 def answers_of(answer: Command, count: int) -> list[Answer]:

@@ -1,7 +1,7 @@
 """Half messages on the wire: frames of records for the half topic, shared by threads that begin
 transactions at once (protocol-behaviour 20).
 
-    send of a thread ──alone, or in a group──> HalfLoad ──SEND_HALVES──> the queue's broker
+    send of a thread ──alone, or in a group──> HalfPayload ──SEND_HALVES──> the queue's broker
 
 Decides the form, and that a half is repeated on its own broker only. Does not decide what the
 sender remembers of it (``transaction_engine``) or who shares with whom (``group_commit``). Halves with
@@ -10,15 +10,12 @@ an immunity, a given queue or long properties of their own go alone.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 
-from rmq_ray.client.outgoing.compressing import FLAG_MAX, split_words
-from rmq_ray.client.outgoing.send_payload import frame_stored_at
-from rmq_ray.client.outgoing.send_request import Outgoing
-from rmq_ray.client.sending.async_sender import Launcher
-from rmq_ray.client.sending.producer_core import CLOSE_SLACK_MS, ProducerCore
-from rmq_ray.client.sending.send_coalescer import MessageGroup, SendCoalescer
+from rmq_ray.client.outgoing.send_payload import FLAG_MAX, frame_stored_at, split_words
+from rmq_ray.client.outgoing.send_request import SendRequest
+from rmq_ray.client.sending.group_commit import MessageGroup, SendCoalescer
+from rmq_ray.client.sending.producer_core import ProducerCore
 from rmq_ray.codec.frame_encoder import encode_frame, encode_single
 from rmq_ray.model.ids import FrameId, MessageQueue
 from rmq_ray.model.message import SendResult
@@ -34,15 +31,15 @@ SHARED_TEXT_MAX = 7_000
 _KEY_CHARS = 32  # of UNIQ_KEY, which ends each text
 
 
-class HalfLoad:
-    """See ``loads.Load``: half messages of one topic, for whichever queue they are sent to. Texts
+class HalfPayload:
+    """See ``FramePayload``: half messages of one topic, for whichever queue they go to. Texts
     end with UNIQ_KEY.
     """
 
     def __init__(
         self,
         group: str,
-        items: Sequence[Outgoing],
+        items: Sequence[SendRequest],
         born_ms: int,
         frame_id: FrameId,
         immunity_s: int | None = None,
@@ -60,7 +57,7 @@ class HalfLoad:
         self._body: tuple[Buffer, ...] = ()
 
     def command(self, queue: MessageQueue) -> Command:
-        """See ``Load``. The real queue is part of each record."""
+        """See ``FramePayload``. The real queue is part of each record."""
         if queue != self._queue:
             self._encode(queue)
         return Command(
@@ -68,7 +65,7 @@ class HalfLoad:
         )
 
     def stored_at(self, answer: Command) -> tuple[int, int]:
-        """See ``Load``: places of the halves."""
+        """See ``FramePayload``: places of the halves."""
         return frame_stored_at(answer)
 
     def _encode(self, queue: MessageQueue) -> None:
@@ -96,7 +93,7 @@ class HalfLoad:
         self._body, self.sizes[:] = pack_send(records, sizes), sizes.tolist()
 
 
-def mark(message: Outgoing, key: str) -> None:
+def mark(message: SendRequest, key: str) -> None:
     """Give it its unique key."""
     message.text = f"{message.text}UNIQ_KEY\x01{key}"
 
@@ -109,32 +106,27 @@ class HalfCoalescer(SendCoalescer):
     idle_max = 1
     group_name = ""
 
-    def _load(self, group: MessageGroup, timeout_ms: float) -> HalfLoad:
+    def _payload(self, group: MessageGroup, timeout_ms: float) -> HalfPayload:
         group.outcome.transactional = True
-        return HalfLoad(
+        return HalfPayload(
             self.group_name, group.items, self._clock.now_ms(), self._identity.take(timeout_ms)
         )
 
 
 class HalfSending:
-    """Of one producer. Thread-safe. ``sending``: the producer's, but to one broker only once it may
+    """Of one producer. Thread-safe. ``engine``: the producer's, but to one broker only once it may
     have the half.
     """
 
     def __init__(self, core: ProducerCore) -> None:
         self._core = core
         self._timeout_ms = float(core.config.send_timeout_ms)
-        self.sending = copy.copy(core.sending)
-        self.sending.config = core.config.but(idempotent=True)
-        self._launcher = Launcher(self.sending, core.slots, core.worker, core.resolved)
-        self._coalescer = HalfCoalescer(self.sending, core.identity, self._launcher, self._again)
+        self.engine = core.engine.idempotent()
+        self._coalescer = HalfCoalescer(self.engine, core.identity, core.async_sender, self._again)
         self._coalescer.group_name = core.group
-        core.finishers.append(
-            lambda: self._launcher.abandon("the producer was closed before the broker answered")
-        )
 
     def send(
-        self, message: Outgoing, key: str, timeout_ms: float, immunity_s: int | None
+        self, message: SendRequest, key: str, timeout_ms: float, immunity_s: int | None
     ) -> SendResult:
         """Store one half with this unique key; blocks. The result's offsets are the half's, its
         queue is the real one. Raises ``SendError``.
@@ -159,35 +151,31 @@ class HalfSending:
         finally:
             self._coalescer.leave(queue)
 
-    def load(
-        self, messages: Sequence[Outgoing], wait_ms: float, immunity_s: int | None
-    ) -> HalfLoad:
+    def payload(
+        self, messages: Sequence[SendRequest], wait_ms: float, immunity_s: int | None
+    ) -> HalfPayload:
         """Marked messages of one topic; waits up to ``wait_ms`` for a frame id, which is to be
         released.
         """
         core = self._core
-        return HalfLoad(
+        return HalfPayload(
             core.group, messages, core.clock.now_ms(), core.identity.take(wait_ms), immunity_s
         )
 
-    def close(self) -> None:
-        """Wait for halves that are under way, up to the send time-out."""
-        self._launcher.wait_idle(self._timeout_ms + CLOSE_SLACK_MS)
-
-    def _again(self, message: Outgoing, queue: MessageQueue, began_ms: float) -> SendResult:
+    def _again(self, message: SendRequest, queue: MessageQueue, began_ms: float) -> SendResult:
         return self._alone(message, queue, False, self._timeout_ms, began_ms, None)
 
     def _alone(  # noqa: PLR0913 - a send
         self,
-        message: Outgoing,
+        message: SendRequest,
         queue: MessageQueue,
         pinned: bool,
         timeout_ms: float,
         started_ms: float,
         immunity_s: int | None,
     ) -> SendResult:
-        load = self.load((message,), self._core.left_ms(timeout_ms, started_ms), immunity_s)
+        payload = self.payload((message,), self._core.left_ms(timeout_ms, started_ms), immunity_s)
         try:
-            return self.sending.send(load, queue, pinned, timeout_ms, started_ms)
+            return self.engine.send(payload, queue, pinned, timeout_ms, started_ms)
         finally:
-            self._core.identity.release(load.frame_id)
+            self._core.identity.release(payload.frame_id)

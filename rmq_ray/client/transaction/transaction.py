@@ -23,17 +23,17 @@ from types import TracebackType
 from typing import NoReturn, Self
 
 from rmq_ray.client.interceptors.send_hooks import HALF, SYNC, SendContext
-from rmq_ray.client.interceptors.send_steps import SendSteps
 from rmq_ray.client.outgoing.send_request import (
-    Outgoing,
     Placement,
     Selector,
+    SendRequest,
     check_placement,
-    outgoing,
+    checked_request,
     placed,
     timeout_in_ms,
 )
 from rmq_ray.client.sending.producer_core import ProducerCore
+from rmq_ray.client.sending.send_steps import SendSteps
 from rmq_ray.client.transaction.transaction_checks import Checker
 from rmq_ray.client.transaction.transaction_engine import Half, TransactionEngine, check_immunity
 from rmq_ray.config import ProducerConfig
@@ -96,7 +96,7 @@ class HalfSender:
 
     def send(
         self,
-        message: Outgoing,
+        message: SendRequest,
         placement: Placement | None,
         timeout_ms: float,
         immunity_s: int | None = None,
@@ -228,7 +228,7 @@ class Transaction(OpenTransaction):
             if placement is not None:
                 check_placement(queue, selector, None)
             timeout_ms = self._timeout_ms if timeout is None else timeout_in_ms(timeout)
-            message = outgoing(
+            message = checked_request(
                 topic_or_message,
                 body,
                 (tag, keys, properties),

@@ -15,11 +15,11 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 from rmq_ray.client.instance.client_instance import ClientInstance
+from rmq_ray.client.interceptors.send_hooks import TransactionEnd
 from rmq_ray.client.messages.received import MessageExt, Page
 from rmq_ray.codec.record import decode_record
 from rmq_ray.errors import RemotingError, RmqError
@@ -29,20 +29,6 @@ from rmq_ray.protocol.transaction import LocalTransactionState
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, Command
 from rmq_ray.remoting.wire.headers import CheckTransactionHeader, EndTransactionHeader
-
-
-@dataclass(frozen=True, slots=True)
-class TransactionEnd:
-    """An end that is about to be sent. ``address``: the broker's. ``from_check``: it had asked."""
-
-    topic: str
-    key: str
-    tag: str
-    keys: str
-    address: Address | None
-    state: LocalTransactionState
-    from_check: bool
-
 
 Checker = Callable[[MessageExt], object]
 """The half message -> ``LocalTransactionState``; True, False and None stand for commit, rollback

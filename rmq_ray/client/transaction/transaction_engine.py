@@ -21,11 +21,12 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
 
-from rmq_ray.client.outgoing.send_request import Outgoing
+from rmq_ray.client.interceptors.send_hooks import TransactionEnd
+from rmq_ray.client.outgoing.send_request import SendRequest
 from rmq_ray.client.sending.producer_core import ProducerCore
 from rmq_ray.client.transaction.end_transaction import EndSender
 from rmq_ray.client.transaction.half_sending import HalfSending
-from rmq_ray.client.transaction.transaction_checks import Checker, TransactionChecks, TransactionEnd
+from rmq_ray.client.transaction.transaction_checks import Checker, TransactionChecks
 from rmq_ray.errors import (
     ClientError,
     RemotingError,
@@ -120,7 +121,7 @@ class TransactionEngine:
             return LocalTransactionState.UNKNOWN if key in self._open else self._known.get(key)
 
     def send_half(
-        self, message: Outgoing, timeout_ms: float, immunity_s: int | None = None
+        self, message: SendRequest, timeout_ms: float, immunity_s: int | None = None
     ) -> Half:
         """Store a half message; blocks. Raises ``SendError``: definite, or ``SendUnknown``; then it
         will be rolled back.
@@ -133,7 +134,7 @@ class TransactionEngine:
             raise
         return self.stored(result, key)
 
-    def begin(self, message: Outgoing) -> str:
+    def begin(self, message: SendRequest) -> str:
         """The unique key of a half that will be sent now; a broker that asks is told that it is
         open. Followed by ``stored`` or ``not_begun``.
         """
@@ -246,7 +247,7 @@ class TransactionEngine:
         state: LocalTransactionState,
         timeout_ms: float,
         began_ms: float | None = None,
-    ) -> Ending | None:
+    ) -> EndAttempts | None:
         """The attempts to end a half, which is decided from here on. None for UNKNOWN: the broker
         is told and no answer comes. ``began_ms``: when the time began to run, monotonic; None =
         now.
@@ -256,7 +257,7 @@ class TransactionEngine:
             self._oneway(half.result.queue, self._end_command(half, state))
             return None
         self.decide(half, state)
-        return Ending(
+        return EndAttempts(
             self,
             self._core,
             half,
@@ -294,7 +295,6 @@ class TransactionEngine:
     def _close(self) -> None:
         self._closed = True
         self._checks.close()
-        self.halves.close()
 
     def _end_command(self, half: Half, state: LocalTransactionState) -> Command:
         result = half.result
@@ -336,7 +336,7 @@ class TransactionEngine:
             self._known.pop(key, None)
 
 
-class Ending:
+class EndAttempts:
     """The attempts to end one half: how long, how often, and what they came to. ``end``: what the
     broker is told.
     """

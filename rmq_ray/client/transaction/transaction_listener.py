@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rmq_ray.client.messages.received import MessageExt
-from rmq_ray.client.outgoing.send_request import Outgoing, outgoing
+from rmq_ray.client.outgoing.send_request import SendRequest, checked_request
 from rmq_ray.client.transaction.transaction_checks import as_state
 from rmq_ray.errors import ClientError
 from rmq_ray.model.message import Message, SendResult
@@ -78,11 +78,11 @@ def check_listener(listener: object) -> TransactionListener:
     return listener
 
 
-def half_of(message: object, body_bytes_max: int) -> Outgoing:
+def half_of(message: object, body_bytes_max: int) -> SendRequest:
     """The checked message of ``send_in_transaction``."""
     if not isinstance(message, Message):
         raise ClientError(f"send_in_transaction takes a Message, not {type(message).__name__}")
-    return outgoing(message, None, (None, (), None), 0, body_bytes_max)
+    return checked_request(message, None, (None, (), None), 0, body_bytes_max)
 
 
 def said_state(group: str, said: object) -> LocalTransactionState:

@@ -9,7 +9,7 @@ isolated for 600 s, or until a probe reaches it. A choice takes the next queue w
 kept away; when all are, one of the better half.
 
 Decides which queue; measures nothing (``client.outgoing.queue_choice``) and probes nothing
-(``client.outgoing.broker_probe``). Pure: ``now_ms`` is monotonic and an argument. Items are
+(``client.outgoing.queue_choice``). Pure: ``now_ms`` is monotonic and an argument. Items are
 replaced as a whole, so that threads may share one table.
 """
 

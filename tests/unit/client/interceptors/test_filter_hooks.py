@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rmq_ray.client.consumer.consumer_options import push_settings
-from rmq_ray.client.interceptors.filter_hooks import with_filters
+from rmq_ray.client.interceptors.consume_hooks import with_filters
 from rmq_ray.client.messages.listener import ACK_ALL, RECONSUME_LATER, ConsumeContext
 from rmq_ray.client.messages.received import MessageExt, Page
 from rmq_ray.errors import ConfigError

@@ -15,10 +15,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from rmq_ray.client.interceptors.consume_hooks import ConsumeHookContext, ConsumeStatus
 from rmq_ray.client.interceptors.send_hooks import SendContext
-from rmq_ray.client.interceptors.send_steps import SendSteps
 from rmq_ray.client.interceptors.telemetry import ConsumeSpans, SendSpans
 from rmq_ray.client.messages.received import MessageExt, Page
-from rmq_ray.client.outgoing.send_request import Outgoing
+from rmq_ray.client.outgoing.send_request import SendRequest
+from rmq_ray.client.sending.send_steps import SendSteps
 from rmq_ray.clock import ManualClock
 from rmq_ray.config import ProducerConfig
 from rmq_ray.errors import BrokerBusy, ConfigError
@@ -48,12 +48,12 @@ def exported() -> Exported:
     return Exported()
 
 
-def sent(exported: Exported, error: Exception | None = None) -> Outgoing:
+def sent(exported: Exported, error: Exception | None = None) -> SendRequest:
     steps = SendSteps.of(
         ProducerConfig(group="web"), [SendSpans(exported.provider)], (), ManualClock()
     )
     assert steps is not None
-    message = Outgoing("orders", b"body", "KEYS\x01a b\x02TAGS\x01paid\x02")
+    message = SendRequest("orders", b"body", "KEYS\x01a b\x02TAGS\x01paid\x02")
     with steps.around(message, "sync") as ctx:
         if error is not None:
             raise error
@@ -61,7 +61,7 @@ def sent(exported: Exported, error: Exception | None = None) -> Outgoing:
     return message
 
 
-def received(*messages: Outgoing) -> list[MessageExt]:
+def received(*messages: SendRequest) -> list[MessageExt]:
     raw = [
         record(QUEUE, n, message.body, message.text + "UNIQ_KEY\x01" + "A" * 32)
         for n, message in enumerate(messages)
@@ -149,7 +149,7 @@ def test_a_listeners_call_is_the_sends_child_and_its_own_spans_are_below_it(
 
 
 def test_several_messages_are_linked_and_a_failure_is_the_spans_status(exported: Exported) -> None:
-    messages = received(sent(exported), sent(exported), Outgoing("orders", b"untraced", ""))
+    messages = received(sent(exported), sent(exported), SendRequest("orders", b"untraced", ""))
     sends = exported.take()
     consumed(exported, messages, ConsumeStatus.EXCEPTION, ValueError("bad order"))
     _, process = exported.take()

@@ -7,8 +7,9 @@ import os
 import pytest
 
 from rmq_ray.client.outgoing import compressing
-from rmq_ray.client.outgoing.compressing import Compressor, flag_word, split_word, split_words
-from rmq_ray.client.outgoing.send_request import Outgoing
+from rmq_ray.client.outgoing.compressing import Compressor
+from rmq_ray.client.outgoing.send_payload import flag_word, split_word, split_words
+from rmq_ray.client.outgoing.send_request import SendRequest
 from rmq_ray.codec.compression import CODECS, decompress, sys_flag_of
 from rmq_ray.config import ProducerConfig
 from rmq_ray.errors import ConfigError
@@ -37,7 +38,7 @@ def made(**settings: object) -> Compressor:
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_long_body_is_compressed_and_a_short_or_dense_one_left_alone(codec: str) -> None:
     compressor = made(compression=codec)
-    message = Outgoing("T", LONG, "", flag=-5)
+    message = SendRequest("T", LONG, "", flag=-5)
     compressor.apply(message)
     flag, sys_flag = split_word(message.flag)
     assert (
@@ -46,7 +47,7 @@ def test_a_long_body_is_compressed_and_a_short_or_dense_one_left_alone(codec: st
         and decompress(message.body, sys_flag, 1 << 20) == LONG
     )
     for body in (LONG[:4_095], os.urandom(5_000)):
-        left = Outgoing("T", body, "", flag=3)
+        left = SendRequest("T", body, "", flag=3)
         compressor.apply(left)
         assert (left.body, left.flag) == (body, 3)
 
@@ -70,7 +71,7 @@ def test_a_body_that_cannot_be_compressed_is_sent_as_it_is(
         raise MemoryError
 
     monkeypatch.setattr(compressing, "compress", fail)
-    message = Outgoing("T", LONG, "")
+    message = SendRequest("T", LONG, "")
     made(compression="zstd").apply(message)
     assert message.body == LONG and message.flag == 0 and "sent as it is" in caplog.text
 

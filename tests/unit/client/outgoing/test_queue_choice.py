@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.client.outgoing.broker_probe import BrokerProbe
-from rmq_ray.client.outgoing.queue_choice import QueueChoice
+from rmq_ray.client.outgoing.queue_choice import BrokerProbe, QueueChoice
 from rmq_ray.clock import ManualClock
 from rmq_ray.config import ProducerConfig
 from rmq_ray.errors import (

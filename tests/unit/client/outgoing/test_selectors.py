@@ -9,8 +9,8 @@ from concurrent.futures import Future
 
 import pytest
 
-from rmq_ray.client.outgoing import group_order
-from rmq_ray.client.outgoing.group_order import GroupOrder
+from rmq_ray.client.outgoing import queue_choice
+from rmq_ray.client.outgoing.queue_choice import GroupOrder
 from rmq_ray.client.outgoing.selectors import SelectByMachineRoom, SelectByRandom, select_by_hash
 from rmq_ray.errors import ClientError
 from rmq_ray.model.hashing import java_hash
@@ -94,7 +94,7 @@ def test_other_groups_are_not_held_by_one_that_waits() -> None:
 
 
 def test_a_bounded_number_of_groups_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_order, "GROUPS_MAX", 3)
+    monkeypatch.setattr(queue_choice, "GROUPS_MAX", 3)
     order, done = GroupOrder(), Future[None]()
     for name in "abcde":
         order.sent(name, QUEUES[0], done)

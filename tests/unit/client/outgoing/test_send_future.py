@@ -9,11 +9,13 @@ import threading
 import pytest
 
 from rmq_ray.client.outgoing.send_future import BatchOutcome, SendFuture
+from rmq_ray.client.outgoing.send_payload import StoredAt
+from rmq_ray.codec.record import offset_message_id
 from rmq_ray.errors import BrokerBusy, ClientError
-from rmq_ray.model.ids import MessageQueue
+from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.model.message import SendStatus
 
-QUEUE = MessageQueue("orders", "broker-a", 2)
+QUEUE, ADDRESS = MessageQueue("orders", "broker-a", 2), Address("127.0.0.1", 10911)
 
 
 def batch(count: int) -> tuple[BatchOutcome, list[SendFuture]]:
@@ -24,11 +26,7 @@ def batch(count: int) -> tuple[BatchOutcome, list[SendFuture]]:
 
 
 def store(outcome: BatchOutcome) -> None:
-    outcome.base_offset, outcome.base_log_offset, outcome.store_id = (
-        40,
-        1000,
-        lambda offset: f"id{offset}",
-    )
+    outcome.stored = StoredAt(SendStatus.SEND_OK, QUEUE, ADDRESS, 40, 1000)
     outcome.finish()
 
 
@@ -38,7 +36,9 @@ def test_every_future_has_its_own_place_in_the_frame() -> None:
     results = [future.result(timeout=1) for future in made]
     assert [result.queue_offset for result in results] == [40, 41, 42]
     assert [result.log_offset for result in results] == [1000, 1100, 1201]
-    assert [result.offset_message_id for result in results] == ["id1000", "id1100", "id1201"]
+    assert [result.offset_message_id for result in results] == [
+        offset_message_id(ADDRESS.host, ADDRESS.port, at) for at in (1000, 1100, 1201)
+    ]
     assert (
         results[1].message_id == f"{1:032X}"
         and results[1].queue == QUEUE

@@ -10,8 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from rmq_ray.client.outgoing.send_request import NO_LABELS, outgoing
-from rmq_ray.client.outgoing.splitting import split_batch
+from rmq_ray.client.outgoing.send_request import NO_LABELS, checked_request, split_batch
 from rmq_ray.config import ProducerConfig
 from rmq_ray.errors import ClientError, MessageIllegal
 from rmq_ray.model.message import Message
@@ -20,7 +19,7 @@ MESSAGE = Message("orders", b"x", "paid", ["o-1"])
 
 
 def one(message: Message) -> tuple[str, int]:
-    made = outgoing(message, None, NO_LABELS, 0, 10)
+    made = checked_request(message, None, NO_LABELS, 0, 10)
     return made.text, made.flag
 
 
@@ -40,10 +39,13 @@ Way = Callable[[Message], tuple[str, int]]
 @pytest.mark.parametrize("properties", [None, {}, MappingProxyType({})])
 def test_empty_collections_beside_a_message_name_nothing(keys: Any, properties: Any) -> None:
     assert (
-        outgoing(MESSAGE, None, (None, keys, properties), 0, 10).text
+        checked_request(MESSAGE, None, (None, keys, properties), 0, 10).text
         == "KEYS\x01o-1\x02TAGS\x01paid\x02"
     )
-    assert outgoing("orders", b"x", ("paid", keys, properties), 0, 10).text == "TAGS\x01paid\x02"
+    assert (
+        checked_request("orders", b"x", ("paid", keys, properties), 0, 10).text
+        == "TAGS\x01paid\x02"
+    )
 
 
 @pytest.mark.parametrize(
@@ -52,7 +54,7 @@ def test_empty_collections_beside_a_message_name_nothing(keys: Any, properties: 
 @pytest.mark.parametrize("properties", [None, MappingProxyType({"a": "b"})])
 def test_labels_beside_a_message_are_refused(keys: Any, properties: Any) -> None:
     with pytest.raises(ClientError, match="not both"):
-        outgoing(MESSAGE, None, (None, keys, properties), 0, 10)
+        checked_request(MESSAGE, None, (None, keys, properties), 0, 10)
 
 
 @WAYS
@@ -80,7 +82,9 @@ def test_numbers_and_truth_values_of_numpy_are_taken_as_pythons(way: Way) -> Non
         for flag in (np.int64(5), 5)
     ]  # type: ignore[arg-type]
     assert flags == [5, 5] and {type(flag) for flag in flags} == {int}
-    made = outgoing(Message("orders", b"x", wait_store_ok=np.bool_(False)), None, NO_LABELS, 0, 10)  # type: ignore[arg-type]
+    made = checked_request(
+        Message("orders", b"x", wait_store_ok=np.bool_(False)), None, NO_LABELS, 0, 10
+    )  # type: ignore[arg-type]
     assert made.special and made.text == "WAIT\x01false\x02"
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmq_ray.client.outgoing.send_request import outgoing
+from rmq_ray.client.outgoing.send_request import checked_request
 from rmq_ray.errors import MessageTooLarge
 from rmq_ray.model.message import Message
 from rmq_ray.protocol.validators import SPECIAL_PROPERTIES_BYTES_MAX, USER_PROPERTIES_BYTES_MAX
@@ -23,7 +23,7 @@ def test_properties_of_a_special_message_have_a_lower_limit(time: int, wait: boo
 
 
 def make(properties: dict[str, str], time: int, wait: bool) -> str:
-    return outgoing(
+    return checked_request(
         Message("orders", b"x", properties=properties, delay_level=time, wait_store_ok=wait),
         None,
         (None, (), None),

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmq_ray.client.outgoing.splitting import split_batch
+from rmq_ray.client.outgoing.send_request import split_batch
 from rmq_ray.config import ProducerConfig
 from rmq_ray.errors import ClientError, MessageIllegal, MessageTooLarge
 from rmq_ray.model.message import Message

@@ -13,8 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from rmq_ray.client.outgoing.send_request import NO_LABELS, outgoing, timeout_in_ms
-from rmq_ray.client.outgoing.timing import when
+from rmq_ray.client.outgoing.send_request import NO_LABELS, checked_request, timeout_in_ms, when
 from rmq_ray.errors import ClientError
 from rmq_ray.model.message import Message
 
@@ -51,8 +50,8 @@ def test_a_delay_level_is_a_plain_number_on_the_wire(level: Any) -> None:
     found = when(level, None, None)
     assert type(found) is int
     assert (
-        outgoing(Message("orders", b"x", delay_level=level), None, NO_LABELS, 0, 10).text
-        == outgoing("orders", b"x", NO_LABELS, found, 10).text
+        checked_request(Message("orders", b"x", delay_level=level), None, NO_LABELS, 0, 10).text
+        == checked_request("orders", b"x", NO_LABELS, found, 10).text
         == "DELAY\x013\x02"
     )
 

@@ -4,7 +4,7 @@ EndTransaction (protocol-behaviour 25).
     Producer(trace=True)                      PushConsumer(..., hooks=[ConsumeTrace()])
 
 Decides which sends and which calls of a listener make which records. Does not send them
-(``client.producer.trace_dispatcher``). A send is traced when a broker answered it: one that failed
+(``client.interceptors.trace_dispatcher``). A send is traced when a broker answered it: one that failed
 on its way has no message to trace, and one-way sends have no answer. A broker that traces nothing
 of its own sees trace messages as any others.
 
@@ -19,12 +19,11 @@ from typing import Any
 
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.interceptors.consume_hooks import ConsumeHook, ConsumeHookContext, ConsumeStatus
-from rmq_ray.client.interceptors.send_hooks import HALF, SendContext
+from rmq_ray.client.interceptors.send_hooks import HALF, SendContext, TransactionEnd
+from rmq_ray.client.interceptors.trace_dispatcher import TraceDispatcher
 from rmq_ray.client.messages.received import MessageExt
-from rmq_ray.client.producer.trace_dispatcher import TraceDispatcher
-from rmq_ray.client.sending.producer_core import ProducerCore
-from rmq_ray.client.transaction.transaction_checks import TransactionEnd
 from rmq_ray.clock import SYSTEM_CLOCK, Clock
+from rmq_ray.config import ProducerConfig
 from rmq_ray.model.message import DELAY, KEYS, TAGS, TIMER_DELAY_MS, TIMER_DELIVER_MS, SendStatus
 from rmq_ray.model.namespaces import without_namespace
 from rmq_ray.model.topics import TRACE_TOPIC
@@ -54,12 +53,12 @@ _STATES = {LocalTransactionState.UNKNOWN: "UNKNOW"}
 class SendTrace:
     """The hook of a producer with ``trace=True``."""
 
-    def __init__(self, core: ProducerCore) -> None:
-        self._core = core
-        self._topic = core.config.trace_topic
-        self.dispatcher = TraceDispatcher(core.instance, self._topic)
+    def __init__(self, instance: ClientInstance, config: ProducerConfig) -> None:
+        self._instance = instance
+        self._config = config
+        self._topic = config.trace_topic
+        self.dispatcher = TraceDispatcher(instance, self._topic)
         self.dispatcher.start()
-        core.finishers.append(self.dispatcher.close)
 
     def before(self, ctx: SendContext) -> None:
         """Nothing is known yet."""
@@ -69,12 +68,12 @@ class SendTrace:
         result = ctx.result
         if result is None or ctx.topic == self._topic:
             return
-        namespace = self._core.config.namespace
+        namespace = self._config.namespace
         topic, group = (
             without_namespace(namespace, ctx.topic),
             without_namespace(namespace, ctx.group),
         )
-        address = self._core.instance.broker_address(result.queue.broker_name)
+        address = self._instance.broker_address(result.queue.broker_name)
         records: list[Pub] = []
         for message_id, (properties, body_bytes) in zip(
             result.message_id.split(","), ctx.each(), strict=False
@@ -107,14 +106,14 @@ class SendTrace:
 
     def ended(self, end: TransactionEnd) -> None:
         """A transaction is being ended by this process; see ``TransactionEngine.watch``."""
-        core, namespace = self._core, self._core.config.namespace
+        namespace = self._config.namespace
         topic, group = (
             without_namespace(namespace, end.topic),
-            without_namespace(namespace, core.group),
+            without_namespace(namespace, self._config.group),
         )
         self.dispatcher.add(
             EndTransaction(
-                core.clock.now_ms(),
+                self._instance.clock.now_ms(),
                 REGION,
                 group,
                 topic,

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from rmq_ray.client.producer.async_route_wait import AsyncFinding
+from rmq_ray.client.sending.route_wait import LoopRouteWait
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.errors import ClientError, NoRoute
 from rmq_ray.model.ids import MessageQueue
@@ -18,7 +18,7 @@ from rmq_ray.model.ids import MessageQueue
 QUEUES = [MessageQueue("orders", "broker-a", 0)]
 
 
-class Core:
+class Queues:
     """A producer whose queues are known as soon as the thread that looks them up knows them, before
     the loop hears of it.
     """
@@ -27,35 +27,32 @@ class Core:
     clock = SYSTEM_CLOCK
 
     def __init__(self) -> None:
-        self.known: list[MessageQueue] | None = None
+        self.looked_up: list[MessageQueue] | None = None
         self.fails: Exception | None = None
         self.go_on = threading.Event()
 
-    def known_queues(self, topic: str) -> list[MessageQueue] | None:
-        return self.known
+    def known(self, topic: str) -> list[MessageQueue] | None:
+        return self.looked_up
 
-    def finding(self, topic: str) -> Core:
+    def wait_for(self, topic: str) -> Queues:
         return self
 
     def attempt(self, until_ms: float) -> list[MessageQueue]:
         self.go_on.wait(5)
         if self.fails is not None:
             raise self.fails
-        self.known = QUEUES
+        self.looked_up = QUEUES
         return QUEUES
 
-    def left_ms(self, timeout_ms: float, began_ms: float) -> float:
-        return timeout_ms
-
-    def closed_while_finding(self, topic: str) -> ClientError:
+    def closed_meanwhile(self, topic: str) -> ClientError:
         return ClientError("the producer was closed")
 
 
 @pytest.mark.parametrize("turns", range(12))
 def test_who_comes_while_others_are_woken_goes_on_behind_them(turns: int) -> None:
     async def run() -> list[int]:
-        core, order = Core(), []
-        finding = AsyncFinding(cast(Any, core))
+        queues, order = Queues(), []
+        finding = LoopRouteWait(cast(Any, queues))
 
         async def one(n: int) -> None:
             assert (await finding.queues("orders", 5_000.0))[0] == QUEUES
@@ -64,8 +61,8 @@ def test_who_comes_while_others_are_woken_goes_on_behind_them(turns: int) -> Non
         tasks = [asyncio.create_task(one(0)), asyncio.create_task(one(1))]
         await asyncio.sleep(0)
         lookup = finding._lookups["orders"]
-        core.go_on.set()
-        while core.known is None:
+        queues.go_on.set()
+        while queues.looked_up is None:
             await asyncio.sleep(0)
         passed = 0
         while (
@@ -84,16 +81,16 @@ def test_who_comes_while_others_are_woken_goes_on_behind_them(turns: int) -> Non
 
 def test_an_error_reaches_all_who_wait_and_the_next_one_looks_again() -> None:
     async def run() -> None:
-        core = Core()
-        core.fails = NoRoute("no such topic", "orders")
-        finding = AsyncFinding(cast(Any, core))
+        queues = Queues()
+        queues.fails = NoRoute("no such topic", "orders")
+        finding = LoopRouteWait(cast(Any, queues))
         waiting = [asyncio.create_task(finding.queues("orders", 5_000.0)) for _ in range(3)]
         await asyncio.sleep(0)
         waiting[1].cancel()
-        core.go_on.set()
+        queues.go_on.set()
         ends = await asyncio.gather(*waiting, return_exceptions=True)
         assert [type(end) for end in ends] == [NoRoute, asyncio.CancelledError, NoRoute]
-        core.fails = None
+        queues.fails = None
         assert (await finding.queues("orders", 5_000.0))[0] == QUEUES
         finding.close()
 
@@ -102,12 +99,12 @@ def test_an_error_reaches_all_who_wait_and_the_next_one_looks_again() -> None:
 
 def test_closing_tells_who_waits() -> None:
     async def run() -> None:
-        core = Core()
-        finding = AsyncFinding(cast(Any, core))
+        queues = Queues()
+        finding = LoopRouteWait(cast(Any, queues))
         waiting = asyncio.create_task(finding.queues("orders", 5_000.0))
         await asyncio.sleep(0)
         finding.close()
-        core.go_on.set()
+        queues.go_on.set()
         with pytest.raises(ClientError, match="closed"):
             await waiting
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from rmq_ray.client.interceptors.send_hooks import SendContext
-from rmq_ray.client.interceptors.send_steps import SendSteps
-from rmq_ray.client.outgoing.send_request import Outgoing
+from rmq_ray.client.outgoing.send_request import SendRequest
+from rmq_ray.client.sending.send_steps import SendSteps
 from rmq_ray.clock import ManualClock
 from rmq_ray.config import ProducerConfig
 from rmq_ray.errors import BrokerBusy, ClientError, MessageIllegal, RmqError
@@ -57,7 +57,7 @@ def test_hooks_run_around_the_send_and_in_reverse_order_after_it() -> None:
     log: list[tuple[str, str]] = []
     clock = ManualClock()
     first, second = Witness("1", log), Witness("2", log)
-    message = Outgoing("orders", b"body", "KEYS\x01a b\x02TAGS\x01t\x02")
+    message = SendRequest("orders", b"body", "KEYS\x01a b\x02TAGS\x01t\x02")
     with steps([first, second], clock=clock).around(message, "sync") as ctx:
         clock.advance_ms(7)
         log.append(("send", ""))
@@ -91,7 +91,7 @@ def test_a_hook_that_raises_changes_nothing_and_one_that_never_began_does_not_en
 ) -> None:
     log: list[tuple[str, str]] = []
     with steps([Witness("1", log, fail), Witness("2", log)]).around(
-        Outgoing("orders", b"x", ""), "sync"
+        SendRequest("orders", b"x", ""), "sync"
     ) as ctx:
         ctx.result = RESULT
     assert (("1", "after") in log) is (fail == "after") and ("2", "after") in log
@@ -99,7 +99,10 @@ def test_a_hook_that_raises_changes_nothing_and_one_that_never_began_does_not_en
 
 def test_a_failed_send_tells_its_hooks_why() -> None:
     witness = Witness("1", [])
-    with pytest.raises(BrokerBusy), steps([witness]).around(Outgoing("orders", b"x", ""), "sync"):
+    with (
+        pytest.raises(BrokerBusy),
+        steps([witness]).around(SendRequest("orders", b"x", ""), "sync"),
+    ):
         raise BrokerBusy("full")
     assert isinstance(witness.seen[0].error, BrokerBusy) and witness.log == [
         ("1", "before"),
@@ -110,13 +113,13 @@ def test_a_failed_send_tells_its_hooks_why() -> None:
 def test_an_asynchronous_send_ends_with_its_future() -> None:
     witness, future = Witness("1", []), Future[SendResult]()
     made = steps([witness])
-    with made.around(Outgoing("orders", b"x", ""), "async") as ctx:
+    with made.around(SendRequest("orders", b"x", ""), "async") as ctx:
         made.deferred(ctx, future)
     assert witness.log == [("1", "before")]
     future.set_result(RESULT)
     assert witness.log == [("1", "before"), ("1", "after")] and witness.seen[0].result == RESULT
     failed = Future[SendResult]()
-    with made.around(Outgoing("orders", b"x", ""), "async") as ctx:
+    with made.around(SendRequest("orders", b"x", ""), "async") as ctx:
         made.deferred(ctx, failed)
     failed.set_exception(BrokerBusy("full"))
     assert isinstance(witness.seen[1].error, BrokerBusy)
@@ -138,7 +141,7 @@ def test_a_check_that_raises_forbids_the_send_before_any_hook(
     witness = Witness("1", [])
     with (
         pytest.raises(RmqError, match=expected),
-        steps([witness], [check]).around(Outgoing("orders", b"x", ""), "sync"),
+        steps([witness], [check]).around(SendRequest("orders", b"x", ""), "sync"),
     ):
         raise AssertionError("the block ran")
     assert witness.log == []
@@ -150,7 +153,7 @@ def test_a_hook_may_add_properties_and_the_senders_own_stay() -> None:
             ctx.add_property("traceparent", "00-1")
             assert ctx.properties == {"a": "1", "traceparent": "00-1"}
 
-    message = Outgoing("orders", b"x", "a\x011\x02")
+    message = SendRequest("orders", b"x", "a\x011\x02")
     with steps([Adding("1", [])]).around(message, "sync"):
         assert message.text == "traceparent\x0100-1\x02a\x011\x02"
 
@@ -160,7 +163,7 @@ def test_a_hook_may_add_properties_and_the_senders_own_stay() -> None:
 
     with (
         pytest.raises(MessageIllegal),
-        steps([Bad("1", [])]).around(Outgoing("orders", b"x", ""), "sync"),
+        steps([Bad("1", [])]).around(SendRequest("orders", b"x", ""), "sync"),
     ):
         raise AssertionError("the block ran")
 
@@ -192,7 +195,7 @@ def test_a_frame_of_a_batch_is_one_context_and_each_message_gets_what_hooks_add(
 
 def test_names_get_their_namespace_and_selectors_see_those_that_the_user_knows() -> None:
     made = steps(namespace="ns")
-    message = Outgoing("orders", b"x", "")
+    message = SendRequest("orders", b"x", "")
     made.name(message)
     assert message.topic == "ns%orders"
     whole = [MessageQueue("ns%orders", "b", number) for number in range(3)]
@@ -219,7 +222,7 @@ def test_names_get_their_namespace_and_selectors_see_those_that_the_user_knows()
         (whole[0], None, None, None)
     ) == (whole[0], None, None, None)
     with pytest.raises(ClientError):
-        made.name(Outgoing("o" * 126, b"x", ""))
+        made.name(SendRequest("o" * 126, b"x", ""))
 
 
 def test_bodies_too_short_to_compress_have_no_steps_unless_something_else_wants_them() -> None:

@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from rmq_ray.client.instance.managed import ServiceState
-from rmq_ray.client.producer import trace_dispatcher
-from rmq_ray.client.producer.trace_dispatcher import TraceDispatcher
+from rmq_ray.client.interceptors import trace_dispatcher
+from rmq_ray.client.interceptors.trace_dispatcher import TraceDispatcher
 from rmq_ray.clock import ManualClock
 from rmq_ray.errors import ConnectionLost
 from rmq_ray.model.ids import Address, MessageQueue

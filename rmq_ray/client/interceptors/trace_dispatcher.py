@@ -1,7 +1,7 @@
 """Sends trace records beside the work that they are about: a queue, one daemon thread, and one
 message for up to a hundred records.
 
-    hooks (``client.producer.trace``) ──add──> queue of 1,024 calls ──thread, every 100 ms──> SEND_MESSAGE_V2 to the trace topic
+    hooks (``client.interceptors.trace``) ──add──> queue of 1,024 calls ──thread, every 100 ms──> SEND_MESSAGE_V2 to the trace topic
 
 Decides when records leave and what is dropped: a queue that is full, of calls or of their records,
 drops the newest, a message that no broker takes is dropped after one repeat; both are counted.

@@ -14,9 +14,9 @@ from typing import Any
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.instance.managed import ServiceState
 from rmq_ray.client.interceptors.send_hooks import SendCheck, SendHook, checked_hooks
-from rmq_ray.client.interceptors.send_steps import SendSteps
 from rmq_ray.client.outgoing.send_request import timeout_in_ms
 from rmq_ray.client.sending.producer_core import ProducerCore
+from rmq_ray.client.sending.send_steps import SendSteps
 from rmq_ray.clock import SYSTEM_CLOCK, Clock
 from rmq_ray.config import ProducerConfig, RemotingLimits
 from rmq_ray.errors import ConfigError
@@ -25,7 +25,7 @@ from rmq_ray.ports import Discovery
 from rmq_ray.protocol.validators import check_group
 
 
-class ProducerShell:
+class ProducerBase:
     """See ``Producer`` for the settings."""
 
     def __init__(  # noqa: PLR0913 - the settings of the outermost class

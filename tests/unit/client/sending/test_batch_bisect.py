@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmq_ray.client.instance.identity import ProducerIdentity
-from rmq_ray.client.outgoing.batch_bisect import Pieces, verdicts
-from rmq_ray.client.outgoing.compressing import flag_word
 from rmq_ray.client.outgoing.send_future import BatchOutcome, SendFuture
-from rmq_ray.client.sending.batching import encode_load
+from rmq_ray.client.outgoing.send_payload import encode_records, flag_word
+from rmq_ray.client.sending.batch_bisect import SplitBatch, bisected
 from rmq_ray.errors import BrokerBusy, MessageIllegal, MessageTooLarge, SendError, SendUnknown
 from rmq_ray.model.ids import MessageQueue
 
@@ -37,21 +36,21 @@ def test_every_good_message_is_sent_once_in_order_and_every_bad_one_has_its_own_
     def make(parts: Any, outcome: BatchOutcome) -> Any:
         return parts[0]
 
-    pieces = Pieces((list(range(count)), [""] * count, None), QUEUE, make)  # type: ignore[arg-type]
+    split = SplitBatch((list(range(count)), [""] * count, None), QUEUE, make)  # type: ignore[arg-type]
     error: SendError | None = MessageIllegal("one of them")
     while True:
-        pieces.ended(error)
-        if pieces.begin() is None:
+        split.ended(error)
+        if split.begin() is None:
             break
-        numbers: Any = pieces.delivery()
+        numbers: Any = split.send()
         frames += 1
         error = refusal(numbers, bad)
         stored += numbers if error is None else []
     assert stored == [n for n in range(count) if n not in bad]
     assert frames <= 2 * count
-    assert [str(outcome.error) for outcome, _ in pieces.verdicts] == [
-        f"number {n}" if n in bad else "None" for n in range(count)
-    ]
+    assert [
+        str(each) if isinstance(each, SendError) else str(each[0].error) for each in split.verdicts
+    ] == [f"number {n}" if n in bad else "None" for n in range(count)]
 
 
 @given(count=st.integers(1, 31), bad=Bad)
@@ -64,7 +63,7 @@ def test_tasks_of_a_loop_get_the_same_verdicts(count: int, bad: set[int]) -> Non
         stored.extend(range(begin, end))
         return list(range(begin, end))
 
-    found = asyncio.run(verdicts(count, send))
+    found = asyncio.run(bisected(count, send))
     assert [str(each) for each in found] == [
         f"number {n}" if n in bad else str(n) for n in range(count)
     ]
@@ -72,28 +71,28 @@ def test_tasks_of_a_loop_get_the_same_verdicts(count: int, bad: set[int]) -> Non
 
 
 @pytest.mark.parametrize("kind", [BrokerBusy, SendUnknown, SendError])
-def test_what_concerns_every_message_is_not_tried_again_in_pieces(kind: type[SendError]) -> None:
+def test_what_concerns_every_message_is_not_tried_again_in_split(kind: type[SendError]) -> None:
     frames: list[tuple[int, int]] = []
 
     async def send(begin: int, end: int) -> Any:
         frames.append((begin, end))
         raise MessageTooLarge("together") if end - begin == 8 else kind("not now")
 
-    found = asyncio.run(verdicts(8, send))
+    found = asyncio.run(bisected(8, send))
     assert frames == [(0, 8), (0, 4), (4, 8)] and {type(each) for each in found} == {kind}
 
 
 def test_what_has_no_verdict_when_all_is_given_up_gets_the_last_error() -> None:
-    pieces = Pieces(
+    split = SplitBatch(
         (["a", "b", "c"], [""] * 3, None), QUEUE, lambda parts, outcome: SimpleNamespace()
     )  # type: ignore[arg-type, list-item, return-value]
-    pieces.ended(MessageIllegal("one of them"))
-    pieces.begin()
-    pieces.ended(None)
-    pieces.abandon(SendUnknown("closed"))
+    split.ended(MessageIllegal("one of them"))
+    split.begin()
+    split.ended(None)
+    split.abandon(SendUnknown("closed"))
     outcome = BatchOutcome(QUEUE)
-    outcome.verdicts = pieces.verdicts
-    outcome.finish(pieces.refusal)
+    outcome.verdicts = split.verdicts
+    outcome.finish(split.refusal)
     futures = [SendFuture(outcome, n) for n in range(3)]
     assert futures[0].exception(0) is None
     assert [str(future.exception(0)) for future in futures[1:]] == ["closed", "closed"]
@@ -122,7 +121,7 @@ def test_messages_can_be_had_again_from_their_frame(messages: list[Any], with_fl
         "".join(f"{name}\x01{value}\x02" for name, value in pairs) for _, pairs, _, _ in messages
     ]
     words = [flag_word(flag, sys_flag) for _, _, flag, sys_flag in messages] if with_flags else None
-    load = encode_load(
+    payload = encode_records(
         ProducerIdentity("127.0.0.1"), QUEUE, bodies, strings, 1_700_000_000_000, 0.0, words
     )
-    assert load.parts() == (bodies, strings, words if words is not None and any(words) else None)
+    assert payload.parts() == (bodies, strings, words if words is not None and any(words) else None)

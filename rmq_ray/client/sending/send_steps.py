@@ -7,13 +7,14 @@ A producer without namespace, hooks, trace and compression has no steps (``SendS
 so that they cost it nothing. Decides the order of the steps. Called by both producers.
 
 Invariants: nothing is sent when a check raises; every hook whose ``before`` ran gets its ``after``,
-once, in reverse order.
+once, in reverse order. Of a batch whose frames go to one queue, one after the other, an error tells
+how much is stored.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,15 +28,15 @@ from rmq_ray.client.interceptors.send_hooks import (
     SendContext,
     SendHook,
 )
+from rmq_ray.client.interceptors.trace import SendTrace
 from rmq_ray.client.outgoing.compressing import Compressor
 from rmq_ray.client.outgoing.send_future import SendFuture
-from rmq_ray.client.outgoing.send_request import Outgoing, Placement, Selector
-from rmq_ray.client.outgoing.splitting import FrameParts
-from rmq_ray.client.producer.trace import SendTrace
+from rmq_ray.client.outgoing.send_payload import FrameParts
+from rmq_ray.client.outgoing.send_request import Placement, Selector, SendRequest
 from rmq_ray.client.sending.producer_core import ProducerCore
 from rmq_ray.clock import Clock
 from rmq_ray.config import ProducerConfig
-from rmq_ray.errors import ClientError, RmqError
+from rmq_ray.errors import ClientError, RmqError, SendError
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import Message, SendResult
 from rmq_ray.model.namespaces import (
@@ -89,11 +90,16 @@ class SendSteps:
     def watch(self, core: ProducerCore) -> None:
         """The producer's core has started: trace its sends, if that was asked for."""
         if self._trace:
-            self.trace = SendTrace(core)
+            self.trace = SendTrace(core.instance, core.config)
+            core.finishers.append(self.trace.dispatcher.close)
             self.hooks = (*self._own, self.trace)
 
     def send(
-        self, core: ProducerCore, message: Outgoing, placement: Placement | None, timeout_ms: float
+        self,
+        core: ProducerCore,
+        message: SendRequest,
+        placement: Placement | None,
+        timeout_ms: float,
     ) -> SendResult:
         """All steps around a send that is waited for."""
         self.name(message)
@@ -103,7 +109,11 @@ class SendSteps:
         return result
 
     def send_async(
-        self, core: ProducerCore, message: Outgoing, placement: Placement | None, timeout_ms: float
+        self,
+        core: ProducerCore,
+        message: SendRequest,
+        placement: Placement | None,
+        timeout_ms: float,
     ) -> SendFuture:
         """All steps around one with a future."""
         self.name(message)
@@ -114,7 +124,11 @@ class SendSteps:
         return future
 
     def send_oneway(
-        self, core: ProducerCore, message: Outgoing, placement: Placement | None, timeout_ms: float
+        self,
+        core: ProducerCore,
+        message: SendRequest,
+        placement: Placement | None,
+        timeout_ms: float,
     ) -> None:
         """All steps around one without an answer."""
         self.name(message)
@@ -122,7 +136,7 @@ class SendSteps:
             timeout_ms = self._make_ready(core, message, placement, timeout_ms)
             core.send_oneway(message, timeout_ms)
 
-    def name(self, message: Outgoing) -> None:
+    def name(self, message: SendRequest) -> None:
         """Put the message's topic into the namespace."""
         if self._namespace:
             message.topic = with_namespace(self._namespace, message.topic)
@@ -144,7 +158,7 @@ class SendSteps:
         )
 
     @contextmanager
-    def around(self, message: Outgoing, mode: str) -> Iterator[SendContext]:
+    def around(self, message: SendRequest, mode: str) -> Iterator[SendContext]:
         """Checks and hooks around the block, which puts the outcome into ``result`` or calls
         ``deferred``.
         """
@@ -176,7 +190,7 @@ class SendSteps:
                 else self._compressor.frame(bodies, texts, flags),
             )
 
-    def pack(self, message: Outgoing) -> None:
+    def pack(self, message: SendRequest) -> None:
         """Compress the body, if that was asked for."""
         if self._compressor is not None:
             self._compressor.apply(message)
@@ -190,7 +204,11 @@ class SendSteps:
     # --- inside -----------------------------------------------------------------------------------
 
     def _make_ready(
-        self, core: ProducerCore, message: Outgoing, placement: Placement | None, timeout_ms: float
+        self,
+        core: ProducerCore,
+        message: SendRequest,
+        placement: Placement | None,
+        timeout_ms: float,
     ) -> float:
         """Give the message its queue, then compress it: selectors see the body that the user gave.
         What is left of the time.
@@ -292,3 +310,53 @@ def _call(hook: SendHook, method: str, ctx: SendContext) -> bool:
         log.warning("%s.%s failed; the send goes on", type(hook).__name__, method, exc_info=True)
         return False
     return True
+
+
+# --- frames of one batch ---
+
+
+def send_frames(  # noqa: PLR0913 - a batch
+    core: ProducerCore,
+    steps: SendSteps | None,
+    topic: str,
+    frames: Iterable[FrameParts],
+    queue: MessageQueue | None,
+    timeout_ms: float,
+    told: Callable[[int], object] = int,
+) -> list[SendResult]:
+    """All frames, through the producer's steps if it has some. ``queue``: where they must go.
+    ``told``: how an error says how many are stored.
+    """
+    namespace = core.config.namespace
+    topic = with_namespace(namespace, topic)
+    pinned, started_ms = queue is not None, core.clock.monotonic_ms()
+    target = (
+        core.choose(topic, queue_with_namespace(namespace, queue), None, timeout_ms)
+        if queue is not None
+        else core.next_queue(topic, timeout_ms)
+    )
+    results: list[SendResult] = []
+    left_ms = core.left_ms(timeout_ms, started_ms)  # of the first frame's time
+    for parts in frames:
+        try:
+            if steps is None:
+                results.append(core.send_frame(target, pinned, *parts, left_ms))
+            else:
+                with steps.around_frame(topic, target, parts) as (ctx, packed):
+                    ctx.result = core.send_frame(target, pinned, *packed, left_ms)
+                results.append(ctx.result)
+        except SendError as error:
+            if not results:
+                raise
+            raise partly(error, results, topic, told) from error
+        target, left_ms = queue_with_namespace(namespace, results[-1].queue), timeout_ms
+    return results
+
+
+def partly(
+    error: RmqError, results: list[SendResult], topic: str, told: Callable[[int], object] = int
+) -> SendError:
+    """The error of a batch of which these frames are stored: ``args[2]`` says how much."""
+    stored = sum(result.count for result in results)
+    kind = type(error) if isinstance(error, SendError) else SendError  # else: closed on the way
+    return kind(f"{error}; the first {stored} messages are stored", topic, told(stored))
