@@ -33,8 +33,7 @@ from typing import Any
 
 from rmq_ray.client.consumer.assigned_queue import ReadyBatch
 from rmq_ray.client.consumer.consumer_options import PushSettings
-from rmq_ray.client.interceptors.consume_hooks import with_hooks
-from rmq_ray.client.interceptors.consume_hooks import with_filters
+from rmq_ray.client.interceptors.consume_hooks import with_filters, with_hooks
 from rmq_ray.clock import Clock
 from rmq_ray.errors import ClientError
 
