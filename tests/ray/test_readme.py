@@ -89,7 +89,7 @@ def test_links_and_files_of_the_staircase_are_there_in_the_order_of_the_layers()
     rows = re.findall(r"^\| \[(\w+)\]\((rmq_ray/[\w.]+)\) \|(.*)$", README, re.MULTILINE)
     assert [
         step for step, _, _ in rows
-    ] == "model store protocol remoting server client actors cluster spark".split()
+    ] == "model codec store protocol remoting server client actors cluster spark".split()
     for _, folder, text in rows:
-        for name in re.findall(r"`(\w+\.py)`", text):
+        for name in re.findall(r"`([\w/]+\.py)`", text):
             assert (ROOT / folder / name).is_file(), f"{folder}/{name}"

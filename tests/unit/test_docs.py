@@ -25,7 +25,11 @@ from tools import wire_table
 
 DOCS = ROOT / "docs"
 GENERATED = {"seed-coverage.md"}
-PAGES = sorted(path for path in DOCS.rglob("*.md") if path.name not in GENERATED)
+PAGES = [
+    *sorted(path for path in DOCS.rglob("*.md") if path.name not in GENERATED),
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+]
 FOLDERS = "rmq_ray|tests|docs|tools|examples|benchmarks|interop"
 LAYERS = "actors|cli|client|codec|model|protocol|remoting|server|spark|store"
 NOT_YET = {"tests/spark", "tests/e2e"}
@@ -185,7 +189,7 @@ def _dotted_fault(span: str) -> str | None:
     return "no such module"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_names_in_backticks_exist(page: Path) -> None:
     wrong = [
         f"{page.name}:{line}: `{span}`: {fault}"
