@@ -1,6 +1,7 @@
 """Topics as Ray Data datasets, without Java: ``from rmq_ray import data as mqd``.
 
-ds = mqd.read_topic("orders")                            # a ray.data.Dataset, read in parallel beside the log
+ds = mqd.read_topic("orders")                            # a ray.data.Dataset, read in parallel
+                                                         # beside the log
 mqd.write_topic(ds.map_batches(fn), "totals")
 for batch in mqd.iter_batches("orders", group="train"):  # without an end, for training
     ...

@@ -14,7 +14,7 @@ from rmq_ray.client.producer.producer import Producer
 from rmq_ray.errors import StoreFull
 from rmq_ray.model.message import Message
 from rmq_ray.remoting import async_connection
-from rmq_ray.server.replication import replica_stream
+from rmq_ray.server.slave import replica_stream
 from rmq_ray.store.front.follower_check import Broken, CheckedPiece
 from rmq_ray.store.front.follower_store import FollowerStore
 from tests.conformance.test_replication import same_log

@@ -15,6 +15,7 @@ from tests.support.source_rules import PACKAGE, ROOT, RULES, Module, package_mod
 
 Rule = Callable[[Module], list[str]]
 MODULES = package_modules()
+MODULES_MAX = 18
 
 BREAKS = {
     "file_too_long": ("model/a.py", '"""x"""\n' * 701),
@@ -48,6 +49,16 @@ def test_every_file_of_the_package_keeps_the_rule(rule: Rule) -> None:
 def test_the_rule_sees_a_file_that_breaks_it(rule: Rule) -> None:
     name, text = BREAKS[rule.__name__]
     assert rule(Module(PACKAGE / name, text, ast.parse(text)))
+
+
+def test_a_folder_is_a_room_that_a_reader_can_survey() -> None:
+    """At most 18 modules, and a door plate: what is decided there, and what to open first."""
+    folders = {module.path.parent for module in MODULES}
+    full = {folder.name: sum(1 for _ in folder.glob("[!_]*.py")) for folder in folders}
+    assert {name: count for name, count in full.items() if count > MODULES_MAX} == {}
+    for folder in folders - {PACKAGE}:
+        plate = ast.get_docstring(ast.parse((folder / "__init__.py").read_text("utf-8")))
+        assert plate and len(plate) > 30, folder
 
 
 def test_test_files_have_names_of_their_own() -> None:

@@ -21,10 +21,10 @@ from typing import Any
 from rmq_ray.actors import gateway, names
 from rmq_ray.actors.broker import BrokerShell
 from rmq_ray.actors.control.plan import ClusterPlan
-from rmq_ray.actors.control.supervise import Action, Ping, Watch
 from rmq_ray.actors.hold import HoldShell
 from rmq_ray.actors.name_server import NameServerShell
 from rmq_ray.actors.replica import ReplicaShell
+from rmq_ray.actors.supervise import Action, Ping, Watch
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.errors import ClusterError
 

@@ -23,9 +23,9 @@ from typing import Any
 
 from rmq_ray.actors import gateway
 from rmq_ray.actors.consumer import ConsumerShell
-from rmq_ray.actors.control.supervise import Ping
 from rmq_ray.actors.discovery import RayDiscovery
 from rmq_ray.actors.shell import is_restart, spawn
+from rmq_ray.actors.supervise import Ping
 from rmq_ray.client.admin.admin import Admin
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.errors import ClusterError, ConfigError, GroupNotFound, RmqError

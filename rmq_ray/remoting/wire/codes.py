@@ -135,7 +135,7 @@ class RequestCode(IntEnum):
     """Ours: msgpack map of counters and states for ``status`` and tests."""
     DRAIN_BROKER = 20026
     """Ours: msgpack [true or false]: take no more messages, or take them again; see
-    ``server.broker.drain``.
+    ``server.core.drain``.
     """
     POP_RECORDS = 20030
     """Ours: take messages of any queue for a time; see ``remoting.wire.pops``."""

@@ -10,7 +10,7 @@
                            time]}: what a slave keeps besides RocketMQ's four tables; what the tables say was done lies below that end
 
 All integers big-endian. Decides the layout and its limits. Called by
-``server.replication.replication`` and ``server.replication.replica``. Invariants: pure; the bytes
+``server.replication.replication`` and ``server.slave.replica``. Invariants: pure; the bytes
 of the log are not copied; ``unpack_*`` raises ``MalformedFrame`` and nothing else.
 """
 

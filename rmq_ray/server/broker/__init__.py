@@ -1,4 +1,5 @@
-"""The broker: which parts it has, how it starts, changes its role and stops.
+"""A broker as it lives: its port, its registration, its change of role.
 
-Open first: ``broker.py``, then ``broker_core.py``.
+Decides when it starts, follows, leads and stops. Open first: ``broker.py``; its parts are in
+``server.core``.
 """

@@ -33,15 +33,15 @@ from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.listen_port import listen
 from rmq_ray.server.base.offload import ThreadOffload
-from rmq_ray.server.broker.broker_core import TICK_MS, BrokerCore
-from rmq_ray.server.broker.broker_roles import answer_wait_ms
-from rmq_ray.server.broker.drain import wind_down
 from rmq_ray.server.broker.registration import Registration
 from rmq_ray.server.broker.role_transition import BrokerSeat, end_core
+from rmq_ray.server.core.broker_core import TICK_MS, BrokerCore
+from rmq_ray.server.core.broker_roles import answer_wait_ms
+from rmq_ray.server.core.drain import wind_down
 from rmq_ray.server.pull.hold_link import Hold, HoldLink, OnWake
 from rmq_ray.server.pull.local_hold import LocalHold
 from rmq_ray.server.replication.leadership import NO_ID, Reign
-from rmq_ray.server.replication.replica import Replica
+from rmq_ray.server.slave.replica import Replica
 
 log = logging.getLogger("rmq_ray.server")
 READ_THREADS = 2

@@ -20,7 +20,7 @@ from rmq_ray.errors import RmqError
 from rmq_ray.model.reigns import ReplicaReport, Role
 from rmq_ray.server.base.offload import ThreadOffload
 from rmq_ray.server.base.store_keeper import KeeperState
-from rmq_ray.server.broker.broker_core import BrokerCore
+from rmq_ray.server.core.broker_core import BrokerCore
 from rmq_ray.server.replication.leadership import Reign
 from rmq_ray.store.front.message_store import StoreState
 

@@ -1,4 +1,4 @@
-"""Master and slaves: leases, the stream of log bytes, what a returning copy cuts.
+"""The master's side of replication, and who leads: leases, confirmed positions, what slaves get.
 
-Open first: ``leadership.py``, ``replication.py`` (master's side), ``replica.py`` (slave's).
+Open first: ``leadership.py``, ``replication.py``; the slave's side is ``server.slave``.
 """

@@ -39,7 +39,7 @@ from rmq_ray.remoting.wire.records import (
     unpack_send_answer,
 )
 from rmq_ray.server.base.identity import Identity
-from rmq_ray.server.broker.broker_core import BrokerCore
+from rmq_ray.server.core.broker_core import BrokerCore
 from tests.support.clients.inline_hold import InlineHold
 from tests.support.faults.fake_peer import FakePeer
 

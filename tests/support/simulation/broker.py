@@ -20,7 +20,7 @@ from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import CreateTopicHeader
 from rmq_ray.server.base.identity import Identity
-from rmq_ray.server.broker.broker_core import BrokerCore
+from rmq_ray.server.core.broker_core import BrokerCore
 from rmq_ray.store.front.message_store import MessageStore
 from tests.support.clients.inline_hold import InlineHold
 from tests.support.faults.crash_fs import CrashFileSystem

@@ -18,7 +18,7 @@ from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.replicas import LogPiece, pack_piece
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.broker.registration import Registration
-from rmq_ray.server.replication.replica_stream import ReplicaStream, Threads
+from rmq_ray.server.slave.replica_stream import ReplicaStream, Threads
 
 TURNS = range(6)
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from rmq_ray.clock import ManualClock
-from rmq_ray.server.replication.replica import Replica
+from rmq_ray.server.slave.replica import Replica
 
 
 @pytest.mark.parametrize(("end", "whole"), [(500, False), (999, False), (1_000, True)])

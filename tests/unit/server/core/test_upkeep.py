@@ -16,7 +16,7 @@ from rmq_ray.errors import StoreFailed
 from rmq_ray.remoting.wire.codes import RequestCode as Code
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.headers import SendBackHeader, UpdateOffsetHeader
-from rmq_ray.server.broker.upkeep import CLEAN_MS
+from rmq_ray.server.core.upkeep import CLEAN_MS
 from rmq_ray.server.tables.offset_table import Commit
 from rmq_ray.store.reading.retention import RetentionReport
 from tests.support.brokers.broker_bench import Bench, unpacked

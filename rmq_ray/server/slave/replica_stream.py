@@ -34,7 +34,7 @@ from rmq_ray.remoting.wire.replicas import (
     unpack_piece,
 )
 from rmq_ray.server.base.offload import ThreadOffload
-from rmq_ray.server.broker.broker_core import BrokerCore
+from rmq_ray.server.core.broker_core import BrokerCore
 from rmq_ray.store.front.follower_check import Broken, CheckedPiece
 from rmq_ray.store.front.follower_store import FollowerStore
 

@@ -34,7 +34,7 @@ from rmq_ray.server.transaction.halves_handlers import HalvesHandlers
 from rmq_ray.server.transaction.transaction_handlers import TransactionHandlers
 
 if TYPE_CHECKING:
-    from rmq_ray.server.broker.broker_core import BrokerCore
+    from rmq_ray.server.core.broker_core import BrokerCore
 
 
 def make_handlers(

@@ -46,16 +46,16 @@ from rmq_ray.remoting.wire.replicas import (
     unpack_lineage,
 )
 from rmq_ray.server.base.offload import ThreadOffload
-from rmq_ray.server.broker.broker_core import BrokerCore
+from rmq_ray.server.core.broker_core import BrokerCore
 from rmq_ray.server.replication.leadership import Reign
-from rmq_ray.server.replication.replica_repair import Repair
-from rmq_ray.server.replication.replica_stream import (
+from rmq_ray.server.slave.replica_repair import Repair
+from rmq_ray.server.slave.replica_stream import (
     TIMEOUT_MS,
     ReplicaStream,
     Threads,
     sound_answer,
 )
-from rmq_ray.server.replication.replica_tables import ReplicaTables
+from rmq_ray.server.slave.replica_tables import ReplicaTables
 from rmq_ray.store.front.follower_store import FollowerStore, Lineage
 from rmq_ray.store.log.log_source import Tail
 

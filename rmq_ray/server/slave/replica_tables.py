@@ -26,7 +26,7 @@ from rmq_ray.remoting.wire import bodies, bodies_admin
 from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.replicas import unpack_state
-from rmq_ray.server.broker.broker_core import BrokerCore
+from rmq_ray.server.core.broker_core import BrokerCore
 from rmq_ray.store.tables.timer_file import TimerProgress
 
 log = logging.getLogger("rmq_ray.server.replication.replication")

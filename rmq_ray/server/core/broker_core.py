@@ -39,11 +39,11 @@ from rmq_ray.server.base.put_rate import PutRate
 from rmq_ray.server.base.refusal import Refused
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.base.timers import Timers
-from rmq_ray.server.broker.broker_handlers import make_handlers
-from rmq_ray.server.broker.broker_roles import answer_wait_ms, refuse_as_slave
-from rmq_ray.server.broker.broker_status import broker_status
-from rmq_ray.server.broker.drain import Drain
-from rmq_ray.server.broker.upkeep import CLEAN_MS, FIRST_CLEAN_MS, Upkeep
+from rmq_ray.server.core.broker_handlers import make_handlers
+from rmq_ray.server.core.broker_roles import answer_wait_ms, refuse_as_slave
+from rmq_ray.server.core.broker_status import broker_status
+from rmq_ray.server.core.drain import Drain
+from rmq_ray.server.core.upkeep import CLEAN_MS, FIRST_CLEAN_MS, Upkeep
 from rmq_ray.server.delay.delay_service import DelayService
 from rmq_ray.server.delay.timer_service import HOUR_MS, TimerService
 from rmq_ray.server.groups.group_handlers import GroupHandlers

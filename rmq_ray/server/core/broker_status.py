@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rmq_ray.server.broker.broker_core import BrokerCore
+    from rmq_ray.server.core.broker_core import BrokerCore
 
 FALL_BEHIND_TOLD = 20
 
