@@ -22,7 +22,7 @@ from rmq_ray.model.ids import FrameId
 from rmq_ray.model.pulling import GetMessageStatus
 from rmq_ray.protocol.filters.filter_sql92 import SqlFilter
 from rmq_ray.store.front.message_store import MessageStore
-from rmq_ray.store.reading.reading import GetResult
+from rmq_ray.store.reading.log_reader import GetResult
 
 if TYPE_CHECKING:
     from benchmarks.scene import Scene

@@ -18,6 +18,8 @@ import contextlib
 import errno
 import fcntl
 import os
+import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -39,6 +41,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NO_DIRECTORY = (errno.ENOTDIR, errno.EEXIST)
+OPEN_FILES_MAX = 512  # half of the usual soft limit of 1,024 descriptors
 _RUNS_MAX = 100_000  # runs of data in one sparse file; beyond it the whole file counts as data
 _WRITES_MAX = 1_000  # a positional write that needs more pieces than this is broken
 
@@ -418,7 +421,7 @@ class FileSystem:
 
     def lock_first_byte(self, path: str) -> DirectoryLock:
         """``lockf`` on byte 0, then the text ``lock``: what Apache RocketMQ's broker does
-        (store-format 6).
+        (docs/file-format.md#tables-and-small-files).
         """
         fd = self._call(
             "open", path, lambda: os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -481,3 +484,63 @@ class FileSystem:
             return action()
         except OSError as error:
             raise _typed(error, doing, path) from error
+
+
+class FileCache:
+    """Open files by path, at most ``limit`` at once: the least recently used are let go, for ten
+    thousand consume queues must not hold ten thousand descriptors. ``read_only``: open them for
+    reading only. Any thread.
+
+    A file that a thread still uses is never closed under it, although it was dropped here: a
+    ``File`` closes its descriptor with its last reference.
+    """
+
+    def __init__(
+        self, files: FileSystem, limit: int = OPEN_FILES_MAX, read_only: bool = False
+    ) -> None:
+        self._open = files.open_to_read if read_only else files.open
+        self._files = files
+        self._limit = limit
+        self._held: OrderedDict[str, File] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def get(self, path: str) -> File:
+        """The open file; ``StoreMissing`` when it is not there."""
+        with self._lock:
+            file = self._held.get(path)
+            if file is not None:
+                self._held.move_to_end(path)
+                return file
+        return self._keep(path, self._open(path))
+
+    def open_direct(self, path: str) -> File:
+        """Another file of that name, not kept here: see ``FileSystem.open_direct``."""
+        return self._files.open_direct(path)
+
+    def create(self, path: str, size: int) -> File:
+        """Make a file of ``size`` bytes that reads as zeros and takes no room; an existing one is
+        brought to that size.
+        """
+        return self._keep(path, self._files.make_sized(path, size))
+
+    def drop(self, path: str) -> None:
+        """Forget a file (before it is removed)."""
+        with self._lock:
+            self._held.pop(path, None)
+
+    def close(self) -> None:
+        """Forget all files."""
+        with self._lock:
+            self._held.clear()
+
+    def _keep(self, path: str, file: File) -> File:
+        gone = None
+        with self._lock:
+            self._held[path] = file
+            if len(self._held) > self._limit:
+                gone = self._held.popitem(last=False)
+        del gone  # closes outside the lock
+        return file

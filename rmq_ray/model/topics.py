@@ -1,12 +1,13 @@
 """Topics, groups, permissions and routes: the values that name servers, brokers and clients
 exchange.
 
-JSON member names are RocketMQ's and live in ``remoting.wire.bodies`` and ``store.io.config_files``;
+JSON member names are RocketMQ's and live in ``remoting.wire.bodies`` and ``store.tables.config_files``;
 here names are Python's.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from enum import IntFlag
 
@@ -54,6 +55,13 @@ FORBIDDEN_SEND_TOPICS = frozenset(
         OFFSET_MOVED_TOPIC,
     )
 )
+_STORABLE = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
+QUEUE_ID_MAX = 65_535
+
+
+def is_storable(topic: str, queue_id: int) -> bool:
+    """Whether a directory of a store may be made for this queue."""
+    return _STORABLE.fullmatch(topic) is not None and 0 <= queue_id <= QUEUE_ID_MAX
 
 
 def retry_topic(group: str) -> str:

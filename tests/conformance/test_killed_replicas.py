@@ -16,8 +16,8 @@ from rmq_ray.codec.record import decode_record
 from rmq_ray.config import ConsumerConfig, StoreConfig
 from rmq_ray.errors import RmqError
 from rmq_ray.model.message import SendStatus
-from rmq_ray.store.front.follower_store import FollowerStore
 from rmq_ray.store.front.message_store import MessageStore
+from rmq_ray.store.replication.follower_store import FollowerStore
 from tests.support.brokers.live_cluster import SMALL
 from tests.support.brokers.replicated_process import Party
 from tests.support.clients.collecting import Collector

@@ -27,7 +27,7 @@ from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.ports import ClusterAddress
 from rmq_ray.protocol.rebalance import NO_STORED_OFFSET
 from rmq_ray.remoting.local_address import LOOPBACK, local_ip
-from rmq_ray.store.tables.offset_file import broadcast_offsets_file
+from rmq_ray.store.tables.config_files import broadcast_offsets_file
 
 FILE = "offsets.json"
 PLACES_MAX = 1_000

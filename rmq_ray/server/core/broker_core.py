@@ -61,8 +61,8 @@ from rmq_ray.server.send.send_hooks import hooked
 from rmq_ray.server.tables.broker_tables import BrokerTables, LoadedTables
 from rmq_ray.server.transaction.transaction_handlers import TransactionAsker
 from rmq_ray.server.transaction.transaction_service import Transactions
-from rmq_ray.store.front.follower_store import FollowerStore
 from rmq_ray.store.front.message_store import MessageStore
+from rmq_ray.store.replication.follower_store import FollowerStore
 
 log = logging.getLogger("rmq_ray.server")
 TICK_MS = 50

@@ -41,7 +41,7 @@ from rmq_ray.server.delay.timer_scan import CHUNK_ENTRIES, Scanned, ScanOrder, r
 from rmq_ray.server.send.message_writer import MessageWriter, Origin
 from rmq_ray.server.tables.topic_table import TopicTable
 from rmq_ray.store.front.message_store import MessageStore
-from rmq_ray.store.tables.timer_file import TimerProgress, timer_file
+from rmq_ray.store.tables.config_files import TimerProgress, timer_file
 
 log = logging.getLogger("rmq_ray.server")
 TURN_MAX = 256  # delivered in one turn of the loop

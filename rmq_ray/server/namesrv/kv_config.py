@@ -18,7 +18,7 @@ from rmq_ray.errors import AdminError, RmqError
 from rmq_ray.files import FileSystem
 from rmq_ray.server.base.config_saver import ConfigSaver, Saved
 from rmq_ray.server.base.offload import Done, Offload
-from rmq_ray.store.io.config_files import KvTable, kv_file
+from rmq_ray.store.tables.config_files import KvTable, kv_file
 
 T = TypeVar("T")
 ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"

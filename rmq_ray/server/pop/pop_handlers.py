@@ -53,7 +53,7 @@ from rmq_ray.server.pull.parked_pulls import ParkedPulls
 from rmq_ray.server.pull.pull_filters import EVERYTHING, PullFilters, Wanted
 from rmq_ray.server.pull.pull_handlers import PullTables
 from rmq_ray.store.front.message_store import MessageStore
-from rmq_ray.store.reading.reading import GetResult
+from rmq_ray.store.reading.log_reader import GetResult
 
 WAIT_MS_MAX = 120_000
 READS_A_QUEUE = 4  # of one pop, where nothing matches the filter; each looks at 8,192 messages

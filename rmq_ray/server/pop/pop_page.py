@@ -16,7 +16,7 @@ from rmq_ray.protocol.pop import Key
 from rmq_ray.remoting.wire.pops import LeaseHead, pack_popped
 from rmq_ray.server.pull.pull_filters import Wanted
 from rmq_ray.store.front.message_store import MessageStore
-from rmq_ray.store.reading.reading import GetResult
+from rmq_ray.store.reading.log_reader import GetResult
 
 
 class PopPage:

@@ -61,7 +61,7 @@ from rmq_ray.server.tables.group_table import GroupTable
 from rmq_ray.server.tables.offset_table import OffsetTable
 from rmq_ray.server.tables.topic_table import TopicTable
 from rmq_ray.store.front.message_store import MessageStore
-from rmq_ray.store.reading.reading import GetResult
+from rmq_ray.store.reading.log_reader import GetResult
 
 FOREIGN_RECORDS_MAX = 32
 FOREIGN_BYTES_MAX = 256 << 10

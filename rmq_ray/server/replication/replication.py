@@ -49,8 +49,8 @@ from rmq_ray.server.base.refusal import Refused
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.replication.leadership import Reign
 from rmq_ray.store.front.message_store import MessageStore
-from rmq_ray.store.log.log_origin import read_origin
-from rmq_ray.store.log.log_source import (
+from rmq_ray.store.log.log_lineage import read_origin
+from rmq_ray.store.replication.log_source import (
     Tail,
     broken_between,
     has_tail,
@@ -58,7 +58,7 @@ from rmq_ray.store.log.log_source import (
     read_log,
     whole_frames,
 )
-from rmq_ray.store.tables.timer_file import TimerProgress
+from rmq_ray.store.tables.config_files import TimerProgress
 
 log = logging.getLogger("rmq_ray.server.replication.replication")
 WARM_BYTES = 32 << 20  # this close to the log's end a read does not wait for the disk

@@ -29,10 +29,17 @@ from rmq_ray.server.tables.group_table import GroupTable
 from rmq_ray.server.tables.offset_table import OffsetTable, Tables
 from rmq_ray.server.tables.pending_topics import FreshTopics
 from rmq_ray.server.tables.topic_table import TopicTable
-from rmq_ray.store.io.config_files import Groups, Topics, filters_file, groups_file, topics_file
-from rmq_ray.store.io.store_lock import OURS
+from rmq_ray.store.tables.config_files import (
+    Groups,
+    Topics,
+    consumer_offsets_file,
+    delay_offsets_file,
+    filters_file,
+    groups_file,
+    topics_file,
+)
 from rmq_ray.store.tables.lock_journal import LockJournal, LockLine
-from rmq_ray.store.tables.offset_file import consumer_offsets_file, delay_offsets_file
+from rmq_ray.store.tables.store_lock import OURS
 
 log = logging.getLogger("rmq_ray.server")
 

@@ -18,7 +18,7 @@ from heapq import nlargest
 
 from rmq_ray.model.pulling import GetMessageStatus
 from rmq_ray.store.front.message_store import MessageStore
-from rmq_ray.store.reading.reading import GetResult, last_log_offset
+from rmq_ray.store.reading.log_reader import GetResult, last_log_offset
 
 ENTRIES_MAX = 200_000
 WENT_THROUGH = (GetMessageStatus.FOUND, GetMessageStatus.NO_MATCHED_MESSAGE)

@@ -5,7 +5,7 @@ where there are many.
 from __future__ import annotations
 
 from rmq_ray.store.front.message_store import MessageStore
-from rmq_ray.store.reading.querying import store_ms_of
+from rmq_ray.store.reading.record_lookup import store_ms_of
 
 
 def store_ms_at(store: MessageStore, topic: str, queue_id: int, offset: int) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 
 from rmq_ray.codec.record_batch import MARK_BYTES, MARK_PREFIX, Array, FrameMark
 from rmq_ray.model.ids import FrameId
-from rmq_ray.store.log.log_scan import ScannedRecords
+from rmq_ray.store.frames.log_scan import ScannedRecords
 
 _PREFIX = int.from_bytes(MARK_PREFIX[:8], "big")
 _DIGITS_AT = len(MARK_PREFIX)

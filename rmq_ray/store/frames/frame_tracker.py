@@ -17,7 +17,7 @@ import numpy as np
 from rmq_ray.codec.record_batch import Array, frame_crc
 from rmq_ray.store.frames.deduplication import DeduplicationCache, StoredFrame
 from rmq_ray.store.frames.frame_marks import Marks, candidates, own_marks
-from rmq_ray.store.log.log_scan import ScannedRecords
+from rmq_ray.store.frames.log_scan import ScannedRecords
 
 _SIZE_AND_CRC = struct.Struct(">iI")
 _LOOKED_AT = 64  # marks from the end that are read at a time to find the last valid one

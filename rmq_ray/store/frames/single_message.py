@@ -28,8 +28,7 @@ from rmq_ray.codec.record_properties import PropertyFacts, stored_facts
 from rmq_ray.errors import MessageIllegal, MessageTooLarge
 from rmq_ray.model.ids import FrameId
 from rmq_ray.model.message import SysFlag
-from rmq_ray.model.topics import CODED_TOPICS, TIMER_TOPIC
-from rmq_ray.store.queue.queue_table import is_storable
+from rmq_ray.model.topics import CODED_TOPICS, TIMER_TOPIC, is_storable
 
 _ITEM = struct.Struct(">iiiii")
 _I16 = struct.Struct(">h")

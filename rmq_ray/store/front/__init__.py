@@ -1,4 +1,4 @@
-"""The front door of a store: append, read, stop; the same for a slave's.
+"""The store itself: its life, appends, and what of it is shown.
 
 Open first: ``message_store.py``.
 """

@@ -1,59 +1,69 @@
-"""The store's front door: append, read, query, recover one broker's commit log and everything
-derived from it.
-
-Decides: the order of things in an append (check, repeat?, place, patch, one write, remember,
-dispatch or wait), and what is visible: visible means durable. ASYNC_FLUSH: a written frame is
-dispatched before the append returns. SYNC_FLUSH: it waits until the flush thread's fdatasync
-covered it and ``dispatch_durable`` is called; with a transient store pool until its commit. Whole
-frames, in log order. Does not decide: permissions, topics, acknowledgements to producers (the
-broker compares ``end_log_offset`` with ``durable_offset``). Called by: the broker. ``append_*`` and
-``dispatch_durable`` belong to one thread (the broker's loop); reads may come from any thread.
+"""The store of one broker: its commit log and everything derived from it, to append, read, query
+and recover.
 
     CLOSED --open--> OPEN --recover--> RECOVERED --start--> READY --shutdown--> CLOSED
-                                                              '--failed write or sync--> FAILED --reopen--> READY
+    READY --failed write or sync--> FAILED --reopen--> READY
 
-Invariants: queue offsets are dense per queue and assigned in log order; nothing is appended after a
-failure until the disk was read again; ``visible_offset <= durable_offset`` under SYNC_FLUSH.
+    appender      the order of things in an append
+    visibility    what readers may see, and when
+    log_reader    records by queue offset and log offset
+    retention     which old segments go
+    checkpoint    how little a recovery has to read
+    restart       from the bytes on disk to all of these
+
+Decides: the order of the parts' lives, which calls a state allows, and that nothing invisible is
+answered, and nothing at all after the log has failed. Does not decide: permissions, topics,
+acknowledgements to producers (a broker compares ``end_log_offset`` with ``durable_offset``).
+``append_*`` and ``dispatch_durable`` belong to one thread (the broker's loop); reads may come from
+any thread.
+
+Invariants: nothing is appended after a failure until the disk was read again; ``visible_offset <=
+durable_offset`` under SYNC_FLUSH.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from dataclasses import asdict
+from enum import Enum
+from typing import Any, ClassVar
+
+import numpy as np
 
 from rmq_ray.clock import Clock
-from rmq_ray.codec.record import pack_host_v4
-from rmq_ray.codec.record_batch import Array, CheckedFrame
+from rmq_ray.codec.record_batch import Array
 from rmq_ray.codec.record_properties import split_facts
-from rmq_ray.config import FlushMode, StoreConfig
-from rmq_ray.errors import AppendUnknown, StoreError, StoreFull, StoreNotReady
-from rmq_ray.files import Bytes, FileSystem
+from rmq_ray.config import StoreConfig
+from rmq_ray.errors import StoreError, StoreFailed, StoreFull, StoreNotReady
+from rmq_ray.files import FileSystem
 from rmq_ray.model.ids import FrameId
 from rmq_ray.store.frames.append_result import AppendResult, MixedResult
-from rmq_ray.store.frames.deduplication import StoredFrame
-from rmq_ray.store.frames.frame_check import PartsOf, check_frame, patch_frame
-from rmq_ray.store.frames.mixed_frame import encode_mixed, measure
+from rmq_ray.store.frames.frame_check import PartsOf
 from rmq_ray.store.frames.single_message import (
-    EncodedMessages,
     StoredMessage,
-    encode_batch,
-    encode_message,
-    is_queued,
-    patch_messages,
 )
-from rmq_ray.store.io.store_lock import StoreLock
+from rmq_ray.store.front.appender import AppendCounters, Appender
 from rmq_ray.store.log.flusher import LogFlusher
-from rmq_ray.store.queue.bit_maps import BitMapper
-from rmq_ray.store.queue.topic_removal import deleted_topic_directory
-from rmq_ray.store.reading.reading import RECENT_BYTES_MAX, GetResult, Recent
-from rmq_ray.store.reading.store_reads import StoreState
-from rmq_ray.store.reading.visibility import WAITING_FRAMES_MAX, StoreVisibility, Written
-from rmq_ray.store.recovery.checkpointer import Checkpointer, Snapshot
-from rmq_ray.store.recovery.data_loss_marker import judge
+from rmq_ray.store.queue.consume_queue import ENTRIES
+from rmq_ray.store.queue.consume_queue_ext import Hit
+from rmq_ray.store.queue.dispatcher import BitMapper
+from rmq_ray.store.queue.queue_table import deleted_topic_directory
+from rmq_ray.store.queue.visibility import WAITING_FRAMES_MAX, ArrivalListener
+from rmq_ray.store.reading.filtered_reading import Matches, get_matching
+from rmq_ray.store.reading.log_reader import GetResult, Recent
+from rmq_ray.store.reading.record_lookup import (
+    log_offset_at,
+    offset_by_time,
+    query_by_key,
+    store_ms_of,
+)
+from rmq_ray.store.reading.retention import RetentionReport
+from rmq_ray.store.recovery.checkpoint import Checkpointer
 from rmq_ray.store.recovery.recovery import RecoveryReport
-from rmq_ray.store.recovery.restart import DelayOfLevel, StoreParts, Surroundings, restart
-from rmq_ray.store.recovery.truncation import finish_truncation
+from rmq_ray.store.recovery.restart import finish_truncation, give_up_unsynced, restart
+from rmq_ray.store.recovery.store_parts import DelayOfLevel, StoreParts, Surroundings
+from rmq_ray.store.tables.store_lock import StoreLock
 
 __all__ = [
     "AppendResult",
@@ -67,7 +77,19 @@ __all__ = [
 logger = logging.getLogger("rmq_ray.store")
 
 
-class MessageStore(StoreVisibility):
+class StoreState(Enum):
+    """CLOSED --open--> OPEN --recover--> RECOVERED --start--> READY --shutdown--> CLOSED;
+    READY --failed write or sync--> FAILED --reopen--> READY.
+    """
+
+    CLOSED = "closed"
+    OPEN = "open"
+    RECOVERED = "recovered"
+    READY = "ready"
+    FAILED = "failed"
+
+
+class MessageStore:
     """``store_host``: (address, port) that goes into records. ``delay_ms``: milliseconds of a delay
     level (schedule topic). ``bit_mapper``: the SQL filters that new entries' bit maps are made of,
     None = no bit maps. ``new_epoch``: begun at the log's end when it is recovered.
@@ -102,7 +124,7 @@ class MessageStore(StoreVisibility):
             self.follows,
             new_epoch,
         )
-        super().__init__(config)
+        self._config = config
         self._clock = clock
         self._broker_name = broker_name
         self._lock_file = StoreLock(config.path, files)
@@ -112,13 +134,20 @@ class MessageStore(StoreVisibility):
         self.admit: Callable[[], None] | None = (
             None  # called before each append; what it raises is raised, and nothing is written
         )
+        self._store_host = store_host
+        self.identity = ""
+        self._state = StoreState.CLOSED
+        self._parts: StoreParts | None = None
         self._flusher: LogFlusher | None = None
         self._checkpointer: Checkpointer | None = None
-        self._next_offsets: dict[tuple[str, int], int] = {}
+        self._appender: Appender | None = None
+        self._counters = AppendCounters()
+        self._listener: ArrivalListener | None = None
+        self._replicated: int | None = None
+        self._on_durable: Callable[[int], None] = lambda _position: None
         self._threads = True
         self.report = RecoveryReport()
         """Of the last recovery."""
-        self.set_store_host(store_host)
 
     # --- life -------------------------------------------------------------------------------------
 
@@ -155,13 +184,8 @@ class MessageStore(StoreVisibility):
         unclean = self._lock_file.mark_running()
         parts, self.report = restart(self._around, self.identity, unclean)
         self._parts = parts
-        self._next_offsets = parts.queues.maxima()
-        self._visible = self.report.end
-        self._last_ms, self._last_record = self.report.last_ms, self.report.last_record
-        self._waiting.clear()
-        self._checkpointer = Checkpointer(
-            self._around, parts, self.identity, self._snapshot, self._fail
-        )
+        parts.visibility.begin(self._listener, self._replicated, self._fail)
+        self._checkpointer = Checkpointer(self._around, parts, self.identity, self._fail)
         self._checkpointer.write(thorough=True)
         finish_truncation(self._around.files, self._config.path)
         self._state = StoreState.RECOVERED
@@ -179,7 +203,18 @@ class MessageStore(StoreVisibility):
                 self._config.path,
             )
         self._on_durable = on_durable
-        self._flusher = LogFlusher(self.opened.log, self._config, self._clock, on_durable)
+        parts = self.opened
+        self._flusher = LogFlusher(parts.log, self._config, self._clock, on_durable)
+        self._appender = Appender(
+            parts,
+            self._config,
+            self._clock,
+            self._store_host,
+            self._counters,
+            self._flusher,
+            self._checkpointer,
+            lambda: self.on_written(),
+        )
         if threads:
             self._flusher.start()
             self._checkpointer.start()
@@ -200,7 +235,7 @@ class MessageStore(StoreVisibility):
             if self._parts.log.failure is not None:
                 # this host may open it again, as a follower's: what was not synced must not look as
                 # if it was
-                self._give_up_unsynced(self._parts)
+                give_up_unsynced(self._around, self._parts)
             self._parts.close()
             if clean:
                 self._lock_file.mark_stopped()
@@ -215,7 +250,7 @@ class MessageStore(StoreVisibility):
         """
         if self._parts is not None:
             self._stop_threads()
-            self._give_up_unsynced(self._parts)
+            give_up_unsynced(self._around, self._parts)
             self._parts.close()
             self._parts = None
         self._state = StoreState.OPEN
@@ -228,7 +263,8 @@ class MessageStore(StoreVisibility):
         store was made).
         """
         self._store_host = store_host
-        self._store_host_bytes = pack_host_v4(*store_host)
+        if self._appender is not None:
+            self._appender.set_store_host(store_host)
 
     # --- append -----------------------------------------------------------------------------------
 
@@ -246,76 +282,286 @@ class MessageStore(StoreVisibility):
         ``StoreFailed`` (nothing is stored), ``AppendUnknown`` (the disk failed while it was written
         or queued).
         """
-        parts = self._writable()
-        frame = check_frame(records, sizes, self._config.body_bytes_max, parts_of)
-        if frame.frame_id is not None:
-            known = parts.windows.find(frame.frame_id, frame.crc)
-            if known is not None:
-                return self._repeat(known)
-        log_offset = parts.log.place(frame.length)
-        store_ms = self._clock.now_ms()
-        queue_offset = self._next_offsets.get((frame.topic, frame.queue_id), 0)
-        patch_frame(
-            records,
-            frame,
-            (queue_offset, log_offset),
-            store_ms,
-            (pack_host_v4(*born_host), self._store_host_bytes),
-        )
-        result = self._write(parts, records, frame, (queue_offset, log_offset), store_ms, 0)
-        if frame.length <= RECENT_BYTES_MAX:
-            parts.reader.recent = Recent(
-                frame.topic, frame.queue_id, queue_offset, frame.sizes, bytes(records)
-            )
-        return result
+        return self._writable().append_frame(records, sizes, born_host, parts_of)
 
     def append_message(
         self, message: StoredMessage, frame_id: FrameId | None = None
     ) -> AppendResult:
-        """The single-message path: encode, write, dispatch one message of any kind. ``frame_id``:
-        the record is marked as a frame of one, so that a repeat is answered with the first result,
-        after a crash too. Raises as ``append_frame``.
+        """Encode and write one message of any kind. ``frame_id``: the record is marked as a frame
+        of one, so that a repeat is answered with the first result, after a crash too. Raises as
+        ``append_frame``.
         """
-        parts = self._writable()
-        encoded = encode_message(message, self._store_host, self._config.body_bytes_max, frame_id)
-        known = parts.windows.find(frame_id, encoded.frame.crc) if frame_id is not None else None
-        return self._append_encoded(parts, encoded) if known is None else self._repeat(known)
+        return self._writable().append_message(message, frame_id)
 
     def append_batch_body(self, batch: StoredMessage) -> AppendResult:
-        """RocketMQ's batch: ``batch.body`` as clients send it (store-format 10), stored as records
-        with consecutive queue offsets.
+        """RocketMQ's batch: ``batch.body`` as clients send it, stored as records with consecutive
+        queue offsets (docs/file-format.md#batch-body).
         """
-        parts = self._writable()
-        return self._append_encoded(
-            parts, encode_batch(batch, self._store_host, self._config.body_bytes_max)
-        )
+        return self._writable().append_batch_body(batch)
 
     def append_mixed(self, messages: Sequence[StoredMessage]) -> MixedResult:
         """Write ordinary or committed messages for any queues with one call, in this order: a crash
         leaves all of them or a beginning. No repeats are recognised. Raises as ``append_frame``.
         """
-        parts = self._writable()
-        items = measure(messages, self._config.body_bytes_max)
-        log_offset = parts.log.place(sum([item.size for item in items]))
-        store_ms = self._clock.now_ms()
-        records, mixed = encode_mixed(
-            items,
-            log_offset,
-            store_ms,
-            self._store_host,
-            self._next_offsets,
-            parts.dispatcher.own_code,
+        return self._writable().append_mixed(messages)
+
+    def set_arrival_listener(self, listener: ArrivalListener) -> None:
+        """``listener(topic, queue id, new maximum, tags codes)``: called where frames are
+        dispatched, from that thread.
+        """
+        self._listener = listener
+        if self._parts is not None:
+            self._parts.visibility.set_listener(listener)
+
+    def dispatch_durable(self) -> int:
+        """Make visible what is durable (and replicated) by now; returns ``visible_offset``. Raises
+        ``StoreFailed``; after ``StoreFull`` the rest waits for the next call.
+        """
+        return self.opened.visibility.dispatch_durable()
+
+    def set_replicated(self, log_offset: int | None) -> None:
+        """Nothing behind ``log_offset`` becomes visible (slaves have not confirmed it); None = no
+        such limit.
+        """
+        self._replicated = log_offset
+        if self._parts is not None:
+            self._parts.visibility.set_replicated(log_offset)
+
+    @property
+    def durable_offset(self) -> int:
+        """Log offset up to which an acknowledgement may be given: synced (SYNC_FLUSH), or in the
+        kernel (ASYNC_FLUSH).
+        """
+        return self.opened.visibility.durable
+
+    # --- read -------------------------------------------------------------------------------------
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """What was appended since the store was made, and how many repeats were answered."""
+        return asdict(self._counters)
+
+    @property
+    def state(self) -> StoreState:
+        """Where it is in its life; ``FAILED`` after a failed write or sync."""
+        if self._parts is not None and self._parts.log.failure is not None:
+            return StoreState.FAILED
+        return self._state
+
+    @property
+    def epoch(self) -> int:
+        """The log's newest epoch."""
+        return self.opened.epochs.current
+
+    @property
+    def epochs(self) -> tuple[tuple[int, int], ...]:
+        """All (epoch, log offset where it starts)."""
+        return self.opened.epochs.entries
+
+    @property
+    def flushed_offset(self) -> int:
+        """Log offset up to which everything is fdatasynced, in either mode."""
+        return self.opened.log.durable
+
+    @property
+    def visible_offset(self) -> int:
+        """Log offset up to which readers see."""
+        return self._parts.visibility.offset if self._parts is not None else 0
+
+    @property
+    def end_offset(self) -> int:
+        """Log offset behind the last written byte."""
+        return self.opened.log.end
+
+    @property
+    def written_offset(self) -> int:
+        """Log offset behind the last byte that the kernel has: what slaves may be given."""
+        return self.opened.log.committed
+
+    def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """(minimum, maximum) queue offset; (0, 0) for a queue that holds nothing."""
+        queue = self.opened.queues.find(topic, queue_id)
+        return (queue.min_offset, queue.max_offset) if queue is not None else (0, 0)
+
+    def entries(self, topic: str, queue_id: int, offset: int, count: int) -> Array:
+        """Up to ``count`` consume queue entries from ``offset`` on, as ``ENTRIES``; fewer at the
+        queue's end or at the end of what is there.
+        """
+        queue = self.readable().queues.find(topic, queue_id)
+        return np.frombuffer(queue.read(offset, count) if queue is not None else b"", ENTRIES)
+
+    def get_messages(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_count: int,
+        max_bytes: int,
+        codes: frozenset[int] | None,
+        foreign: bool = False,
+    ) -> GetResult:
+        """See ``LogReader.get_messages``. ``StoreFailed`` after a failure: what lies behind it is
+        not known.
+        """
+        return self.readable().reader.get_messages(
+            topic, queue_id, offset, max_count, max_bytes, codes, foreign
         )
-        try:
-            parts.log.write(records, log_offset, mixed.length)
-            for place, piece in mixed.pieces.items():
-                self._next_offsets[place] = piece.queue_offset + piece.frame.count
-            self._spread(parts, mixed, 0, log_offset, store_ms, 0)
-        except StoreError as error:
-            raise self._left_open(error) from error
-        return MixedResult(
-            log_offset, log_offset + mixed.length, mixed.starts, mixed.offsets, store_ms
+
+    def just_written(
+        self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int
+    ) -> tuple[Recent, int, int] | None:
+        """See ``LogReader.recent_from``. ``StoreFailed`` after a failure."""
+        return self.readable().reader.recent_from(topic, queue_id, offset, max_count, max_bytes)
+
+    def get_matching(  # noqa: PLR0913 - get_messages and the condition
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_count: int,
+        max_bytes: int,
+        matches: Matches,
+        foreign: bool = False,
+        hit: Hit | None = None,
+    ) -> GetResult:
+        """See ``filtered_reading.get_matching``: the records whose property string (UTF-8) passes
+        ``matches``.
+        """
+        return get_matching(
+            self.readable().reader,
+            topic,
+            queue_id,
+            offset,
+            max_count,
+            max_bytes,
+            matches,
+            foreign,
+            hit,
         )
+
+    def record_at(self, log_offset: int) -> bytes | None:
+        """The visible record that begins at ``log_offset``; None when there is none, or its CRC is
+        wrong.
+        """
+        parts = self.readable()
+        return parts.reader.record_at(log_offset, parts.visibility.offset)
+
+    def records_at(self, log_offsets: Sequence[int], bytes_max: int) -> list[bytes | None]:
+        """The same of each, until ``bytes_max`` bytes were read: the list ends there."""
+        parts = self.readable()
+        return parts.reader.records_at(log_offsets, parts.visibility.offset, bytes_max)
+
+    def query(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> list[bytes]:
+        """Whole records with a key, stored in [begin, end], newest first, at most 64. Slow on a
+        cold disk.
+        """
+        parts = self.readable()
+        if parts.index is None:
+            return []
+        visible = parts.visibility.offset
+        return query_by_key(
+            parts.reader, parts.index, visible, topic, key, max_num, begin_ms, end_ms
+        )
+
+    def offset_by_time(self, topic: str, queue_id: int, at_ms: int) -> int:
+        """Queue offset for a store time (docs/file-format.md#consume-queue); 0 for an empty
+        queue.
+        """
+        parts = self.readable()
+        queue = parts.queues.find(topic, queue_id)
+        if queue is None:
+            return 0
+        return offset_by_time(parts.reader, queue, parts.visibility.offset, at_ms)
+
+    def earliest_store_ms(self, topic: str | None = None, queue_id: int = 0) -> int:
+        """Store time of the first record of the log, or of a queue; -1 when there is none."""
+        parts = self.readable()
+        log_offset = parts.log.begin
+        if topic is not None:
+            queue = parts.queues.find(topic, queue_id)
+            log_offset = log_offset_at(queue, queue.min_offset if queue is not None else 0)
+        visible = parts.visibility.offset
+        record = parts.reader.record_at(log_offset, visible) if log_offset >= 0 else None
+        return -1 if record is None else store_ms_of(record)
+
+    def log_offset_of(self, topic: str, queue_id: int, offset: int) -> int:
+        """Where the record of a queue offset begins in the log; -1 when the queue does not
+        have it.
+        """
+        return log_offset_at(self.opened.queues.find(topic, queue_id), offset)
+
+    def topics(self) -> set[str]:
+        """Topics that have a queue."""
+        return self.opened.queues.topics()
+
+    def queues(self) -> dict[tuple[str, int], tuple[int, int]]:
+        """(topic, queue id) -> (minimum, maximum) of every queue."""
+        return {
+            (topic, queue_id): (queue.min_offset, queue.max_offset)
+            for topic, queue_id, queue in self.opened.queues.all()
+        }
+
+    @property
+    def begin_offset(self) -> int:
+        """Log offset of the first byte that is still there."""
+        return self.opened.log.begin
+
+    def pin(self, from_log_offset: int, deadline_ms: int) -> int:
+        """Keep the log from there on until ``deadline_ms``; returns the pin's id."""
+        return self.opened.retention.pins.pin(from_log_offset, deadline_ms)
+
+    def unpin(self, pin_id: int) -> None:
+        """Give a pin back."""
+        self.opened.retention.pins.unpin(pin_id)
+
+    def request_cleaning(self) -> None:
+        """Expired segments go with the next cycles, whatever the hour."""
+        self.opened.retention.request()
+
+    def clean(self, now_ms: int) -> RetentionReport:
+        """One cycle of retention; slow, in a thread of the caller. What was not synced stays: the
+        file that a sync is about to open must be there.
+        """
+        parts = self.readable()
+        return parts.retention.run(now_ms, parts.log.durable)
+
+    def status(self) -> dict[str, Any]:
+        """Plain values for administration."""
+        parts = self.opened
+        return {
+            "state": self.state.value,
+            "identity": self.identity,
+            "epoch": parts.epochs.current,
+            "begin": parts.log.begin,
+            "end": parts.log.end,
+            "durable": parts.log.durable,
+            "visible": parts.visibility.offset,
+            "quarantined": parts.quarantine.count,
+            "producers": len(parts.windows),
+            "disk_full": parts.retention.disk_full,
+            **self.counters,
+        }
+
+    @property
+    def opened(self) -> StoreParts:
+        """The parts; ``StoreNotReady`` before recovery is done."""
+        if self._parts is None:
+            raise StoreNotReady(
+                f"the store at {self._config.path} is {self._state.value}; try again when it "
+                f"is recovered",
+                self._config.path,
+            )
+        return self._parts
+
+    def readable(self) -> StoreParts:
+        """The same; ``StoreFailed`` after a failure."""
+        parts = self.opened
+        if parts.log.failure is not None:
+            raise StoreFailed(
+                f"the log failed and must be read again: {parts.log.failure.message}",
+                self._config.path,
+            )
+        return parts
 
     # --- upkeep -----------------------------------------------------------------------------------
 
@@ -326,13 +572,13 @@ class MessageStore(StoreVisibility):
         """
         parts = self.readable()
         parts.reader.recent = None
-        self._forget_waiting(topic)
-        with self._lock:
+        parts.visibility.forget_topic(topic)
+        with parts.visibility.lock:
             deleted = parts.queues.detach_topic(
                 topic, deleted_topic_directory(self._config.path, topic, self._around.files)
             )
-            for key in [key for key in self._next_offsets if key[0] == topic]:
-                del self._next_offsets[key]
+        if self._appender is not None:
+            self._appender.forget_topic(topic)
         if deleted and self._checkpointer is not None:
             self._checkpointer.request()
         return deleted
@@ -351,8 +597,8 @@ class MessageStore(StoreVisibility):
 
     # --- inside -----------------------------------------------------------------------------------
 
-    def _writable(self) -> StoreParts:
-        if self._state is not StoreState.READY or self._parts is None:
+    def _writable(self) -> Appender:
+        if self._state is not StoreState.READY or self._parts is None or self._appender is None:
             raise StoreNotReady(
                 f"the store at {self._config.path} is {self._state.value}; try again when it "
                 f"is ready",
@@ -367,172 +613,23 @@ class MessageStore(StoreVisibility):
                 f"add a larger one",
                 self._config.path,
             )
-        if len(self._waiting) >= WAITING_FRAMES_MAX:
+        if self._parts.visibility.waiting >= WAITING_FRAMES_MAX:
             self.dispatch_durable()
-            if len(self._waiting) >= WAITING_FRAMES_MAX:
+            if self._parts.visibility.waiting >= WAITING_FRAMES_MAX:
                 raise StoreFull(
                     f"{WAITING_FRAMES_MAX} frames wait to become visible; the disk is too "
                     f"slow or full",
                     self._config.path,
                 )
-        return self._parts
+        return self._appender
 
-    def _repeat(self, known: StoredFrame) -> AppendResult:
-        self._repeats += 1
-        return AppendResult(
-            known.topic,
-            known.queue_id,
-            known.queue_offset,
-            known.log_offset,
-            known.end_log_offset,
-            known.store_ms,
-            True,
-            known.records,
-        )
-
-    def _append_encoded(self, parts: StoreParts, encoded: EncodedMessages) -> AppendResult:
-        frame = encoded.frame
-        log_offset = parts.log.place(frame.length)
-        store_ms = self._clock.now_ms()
-        queue_offset = (
-            self._next_offsets.get((frame.topic, frame.queue_id), 0)
-            if is_queued(encoded.sys_flag)
-            else 0
-        )
-        patch_messages(encoded, queue_offset, log_offset, store_ms)
-        if encoded.delay is not None:
-            frame.tag_codes[0] = (
-                parts.dispatcher.own_code(frame.topic, encoded.delay, store_ms)
-                or frame.tag_codes[0]
-            )
-        result = self._write(
-            parts, encoded.records, frame, (queue_offset, log_offset), store_ms, encoded.sys_flag
-        )
-        result.log_offsets = tuple(log_offset + start for start in frame.starts)
-        return result
-
-    def _write(
-        self,
-        parts: StoreParts,
-        records: Bytes,
-        frame: CheckedFrame,
-        offsets: tuple[int, int],
-        store_ms: int,
-        sys_flag: int,
-    ) -> AppendResult:
-        """From the first byte on a failure leaves it open whether the frame is found when the disk
-        is read again.
-        """
-        try:
-            parts.log.write(records, offsets[1], frame.length)
-            return self._written(parts, frame, *offsets, store_ms, sys_flag)
-        except StoreError as error:
-            raise self._left_open(error) from error
-
-    def _left_open(self, error: StoreError) -> StoreError:
-        """What a failed write is for its caller: of a disk that was full, all that was written is
-        removed again.
-        """
-        if isinstance(error, StoreFull):
-            return error
-        return AppendUnknown(
-            f"a message that was being stored may be in the log or not: {error.message}",
-            self._config.path,
-        )
-
-    def _written(
-        self,
-        parts: StoreParts,
-        frame: CheckedFrame,
-        queue_offset: int,
-        log_offset: int,
-        store_ms: int,
-        sys_flag: int,
-    ) -> AppendResult:
-        """The frame is in the log: remember it, make it visible or let it wait."""
-        end = log_offset + frame.length
-        count = frame.count
-        if is_queued(sys_flag):
-            self._next_offsets[frame.topic, frame.queue_id] = queue_offset + count
-        if frame.frame_id is not None:
-            stored = StoredFrame(
-                frame.crc,
-                frame.topic,
-                frame.queue_id,
-                queue_offset,
-                log_offset,
-                end,
-                store_ms,
-                count,
-            )
-            with self._lock:
-                parts.windows.add(frame.frame_id, stored, store_ms)
-        self._spread(parts, frame, queue_offset, log_offset, store_ms, sys_flag)
-        return AppendResult(
-            frame.topic, frame.queue_id, queue_offset, log_offset, end, store_ms, False, count
-        )
-
-    def _spread(
-        self,
-        parts: StoreParts,
-        frame: Written,
-        queue_offset: int,
-        log_offset: int,
-        store_ms: int,
-        sys_flag: int,
-    ) -> None:
-        """The log is longer: count it, make it visible or let it wait, wake the threads that have
-        to do with it.
-        """
-        self.on_written()
-        self._frames += 1
-        self._records += frame.count
-        self._bytes += frame.length
-        if (
-            self._let_in(parts, frame, queue_offset, log_offset, store_ms, sys_flag)
-            and self._flusher is not None
-        ):
-            self._flusher.request()
-        checkpointer = self._checkpointer
-        if (
-            checkpointer is not None
-            and log_offset + frame.length - checkpointer.position > self._config.checkpoint_bytes
-        ):
-            checkpointer.request()
-
-    def _snapshot(self, after: int) -> Snapshot | None:
-        parts = self.opened
-        if self._visible == after:
-            return None
-        with self._lock:
-            parts.windows.expire(self._clock.now_ms())
-            return Snapshot(
-                self._visible,
-                self._last_ms,
-                parts.queues.maxima(),
-                parts.windows.snapshot(),
-                self._last_record,
-            )
-
-    def _give_up_unsynced(self, parts: StoreParts) -> None:
-        """What the log's failure left unsynced may be lost, of which ASYNC_FLUSH has acknowledged
-        some: another copy is to be preferred.
-        """
-        parts.forget_unsynced()
-        if (
-            parts.log.failure is None
-            or parts.log.durable >= parts.log.end
-            or self._config.flush is not FlushMode.ASYNC_FLUSH
-        ):
-            return
-        try:
-            judge(self._around.files, self._config.path, lost=True)
-        except StoreError as error:
-            logger.error(
-                "the disk of %s takes no note that acknowledged bytes may be lost: %s",
-                self._config.path,
-                error,
-            )
+    def _fail(self, error: StoreError) -> None:
+        log = self.opened.log
+        if log.failure is None:
+            log.failure = error
+        logger.error("the store has failed, nothing more is acknowledged: %s", error)
+        # a sync that failed in the checkpoint's thread has set the failure and told nobody
+        self._on_durable(log.durable)
 
     def _stop_threads(self) -> bool:
         """True when everything written is durable and visible."""
@@ -542,11 +639,12 @@ class MessageStore(StoreVisibility):
             return True
         self._flusher.stop()
         self._flusher = None
-        if self.opened.log.failure is not None:
+        parts = self.opened
+        if parts.log.failure is not None:
             return False
-        self._replicated = None
+        self.set_replicated(None)
         self.dispatch_durable()
-        return not self._waiting
+        return not parts.visibility.waiting
 
     def _write_last_checkpoint(self, checkpointer: Checkpointer) -> bool:
         try:

@@ -1,12 +1,13 @@
 """Does every item of the index point to a record that has a key with its hash? Are the chains
 whole?
 
-    index/<yyyyMMddHHmmssSSS>     items in log order, over all files  |  the log, read in the same order: keys of every record
+    index/<yyyyMMddHHmmssSSS>     items in log order, over all files
+    the log                       read in the same order: keys of every record
 
 Both are walked side by side, so memory does not grow with the store. Decides: the geometry of a
 file where nobody says it (slots : items = 1 : 4 as by default, or another whole ratio under which
 the first item stands where it should). Does not decide: whether an index is complete; keys that it
-lacks are counted, no more: an index may be removed at any time. Called by: inspection.
+lacks are counted, no more: an index may be removed at any time.
 
 Chains are checked after a clean stop only: a killed broker leaves slots behind that its next start
 links again.
@@ -22,7 +23,7 @@ import numpy as np
 from rmq_ray.codec.record_batch import Array
 from rmq_ray.files import FileSystem
 from rmq_ray.store.fsck.log_walk import Broken
-from rmq_ray.store.io.read_only import FaultList
+from rmq_ray.store.fsck.read_only import FaultList
 from rmq_ray.store.queue.index_file import (
     HEADER,
     HEADER_BYTES,

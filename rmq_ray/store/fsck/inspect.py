@@ -3,10 +3,10 @@ is in it?
 
 ``verify`` reads all of it once, in log order:
 
-    1 records      structure, CRC, own position; whole frames                      log_walk, log_scan, frame_tracker
-    2 queues       every entry agrees with its record, queue offsets are dense     queue_check
-    3 index        every item points to a record that has a key with its hash      index_check
-    4 the rest     identity, epochs, quarantine, both checkpoints                  here
+    1 records      structure, CRC, own position; whole frames                   log_walk, log_scan
+    2 queues       every entry agrees with its record, queue offsets are dense  queue_check
+    3 index        every item points to a record that has a key with its hash   index_check
+    4 the rest     identity, epochs, quarantine, both checkpoints               here
 
 No check sees a changed FLAG, BORNTIMESTAMP, BORNHOST, STOREHOST, RECONSUMETIMES,
 PREPAREDTRANSACTIONOFFSET or a user property's value: the format has no CRC over them and nothing is
@@ -14,10 +14,9 @@ derived from them.
 
 Decides: what is a fault. What a broker has found before and listed in ``rmq_ray/quarantine`` is
 counted, no fault; nor are records of deleted topics. Does not decide: how it is repaired (a
-broker's start rebuilds queues and index from the log). Called by: the command line and tests.
-Invariants: the store is not changed; memory does not grow with it; ``verify`` holds the store's
-locks while it reads, so that no broker starts meanwhile; ``dump`` takes none and may look at a
-running broker's store.
+broker's start rebuilds queues and index from the log). Invariants: the store is not changed; memory
+does not grow with it; ``verify`` holds the store's locks while it reads, so that no broker starts
+meanwhile; ``dump`` takes none and may look at a running broker's store.
 """
 
 from __future__ import annotations
@@ -38,18 +37,21 @@ from rmq_ray.files import DirectoryLock
 from rmq_ray.model.message import SysFlag
 from rmq_ray.store.frames.frame_marks import own_marks, without_marks
 from rmq_ray.store.frames.frame_tracker import members_from
+from rmq_ray.store.frames.log_scan import ScannedRecords
 from rmq_ray.store.fsck.index_check import IndexCheck
 from rmq_ray.store.fsck.log_walk import LogWalk, Stretch
 from rmq_ray.store.fsck.queue_check import QueueCheck
-from rmq_ray.store.io.read_only import FaultList, ReadOnlyFiles
-from rmq_ray.store.io.store_lock import COMMIT_LOG, OURS
-from rmq_ray.store.log.epoch_file import EpochFile
-from rmq_ray.store.log.log_scan import ScannedRecords
+from rmq_ray.store.fsck.read_only import FaultList, ReadOnlyFiles
+from rmq_ray.store.log.log_lineage import EpochFile
 from rmq_ray.store.log.quarantine import Quarantine
 from rmq_ray.store.reading.split_reader import CONSUME_QUEUE
-from rmq_ray.store.recovery.checkpoint import load_checkpoint
+from rmq_ray.store.recovery.checkpoint import (
+    RecoveryPoint,
+    decode_recovery_point,
+    load_store_checkpoint,
+)
 from rmq_ray.store.recovery.redispatch import collect_hashes, rows_by_queue
-from rmq_ray.store.recovery.short_checkpoint import ShortCheckpoint, decode_short_checkpoint
+from rmq_ray.store.tables.store_lock import COMMIT_LOG, OURS
 
 INDEX = "index"
 
@@ -279,11 +281,11 @@ class _Verification:
                 f"{self._path}/{OURS}/epochs: epoch {late[0]} begins behind the log's end {log_end}"
             )
 
-    def _read_ours(self) -> ShortCheckpoint | None:
+    def _read_ours(self) -> RecoveryPoint | None:
         path = f"{self._path}/{OURS}/checkpoint"
         if not self._files.exists(path):
             return None
-        found = decode_short_checkpoint(self._files.read_whole(path))
+        found = decode_recovery_point(self._files.read_whole(path))
         if found is None:
             self._faults.add(f"{path} is damaged; a broker's start goes without it, in more time")
         return found
@@ -292,7 +294,7 @@ class _Verification:
         """Both tell of a log that is really there."""
         walk, ours = self._walk, self._ours
         last_ms = self._last[1] if self._last else 0
-        times = load_checkpoint(self._files, f"{self._path}/checkpoint")
+        times = load_store_checkpoint(self._files, f"{self._path}/checkpoint")
         for name, at_ms in (
             ("log", times.log_ms),
             ("queues", times.queues_ms),

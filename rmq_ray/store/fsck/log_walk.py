@@ -3,10 +3,10 @@ byte.
 
 Decides: the geometry (from the files themselves), where records stand, where broken bytes lie
 between them, where the log ends and what stands behind that. Does not decide: what records mean,
-what follows from a fault. Called by: inspection (verify and dump).
+what follows from a fault.
 
-    record record record | broken bytes | record record blank |  next segment: record ... record | zeros to the end
-    '----- stretch -----'                '----- stretch -----'            '---- stretch ----'    ^ end
+    record record record | broken bytes | record record blank | next segment: record record | zeros
+    '----- stretch -----'                '----- stretch ----'                 '- stretch -'   ^ end
 
 Invariants: positions rise; a stretch never contains broken bytes; a frame is cut between two
 stretches only where broken bytes or the log's end cut it. A log that is being written may be
@@ -21,13 +21,12 @@ from dataclasses import dataclass
 
 from rmq_ray.codec.record import BLANK, BLANK_BYTES_MIN, RECORD_BYTES_OVER_BODY_MAX
 from rmq_ray.errors import StoreMissing
-from rmq_ray.files import FileSystem
+from rmq_ray.files import FileCache, FileSystem
 from rmq_ray.store.frames.frame_tracker import FrameTracker
-from rmq_ray.store.io.file_cache import FileCache
-from rmq_ray.store.io.read_only import FaultList
-from rmq_ray.store.io.store_lock import COMMIT_LOG
-from rmq_ray.store.log.log_scan import ScannedRecords, Stop, find_valid, scan_buffer
-from rmq_ray.store.log.segment import Segment
+from rmq_ray.store.frames.log_scan import ScannedRecords, Stop, scan_buffer
+from rmq_ray.store.fsck.read_only import FaultList
+from rmq_ray.store.log.segment_chain import Segment, bytes_behind, find_record
+from rmq_ray.store.tables.store_lock import COMMIT_LOG
 
 BUFFER_BYTES = 8 << 20
 FRAME_BYTES_MAX = 48 << 20
@@ -91,7 +90,7 @@ class LogWalk:
             if stretch is not None and len(stretch.records):
                 yield stretch
         if self.segments:
-            self.tail_bytes = self._tail(self.end)
+            self.tail_bytes = bytes_behind(self.segments, self.end)
 
     def _read(self, index: int, at: int) -> tuple[int | None, Stretch | None]:
         """(where to go on, records from ``at`` on); None at the log's end."""
@@ -116,7 +115,7 @@ class LogWalk:
             if stop is Stop.END
             else "a record that reaches beyond its segment"
         )
-        following = self._find_after(index, result.end)
+        following = find_record(self.segments[index:], result.end, RECORD_BYTES_MAX)
         if following is not None:
             self.broken.append(Broken(result.end, following, why))
         return following, Stretch(records, False)
@@ -142,26 +141,6 @@ class LogWalk:
                 f"{segment.end - at} left"
             )
 
-    def _find_after(self, index: int, end: int) -> int | None:
-        """The first valid record behind ``end``, in this segment or a later one."""
-        for segment in self.segments[index:]:
-            begin = max(segment.start, end)
-            found = self._find_in(segment, begin, 1 if begin == end else 0)
-            if found is not None:
-                return found
-        return None
-
-    def _find_in(self, segment: Segment, at: int, skip: int) -> int | None:
-        limit = min(segment.end, segment.start + segment.file.data_end())
-        while at < limit:  # ends: at rises by 24 MiB
-            data = segment.read(at, 40 << 20)
-            found = find_valid(memoryview(data), at, skip)
-            if found is not None or at + len(data) >= limit or len(data) <= RECORD_BYTES_MAX:
-                return found
-            at += len(data) - RECORD_BYTES_MAX
-            skip = 0
-        return None
-
     def _first_at(self, begin: int) -> int | None:
         """``begin`` if a valid record begins there, else the first one behind it."""
         begin = max(begin, self.begin)
@@ -171,24 +150,7 @@ class LogWalk:
         data = memoryview(self.segments[index].read(begin, RECORD_BYTES_MAX))
         if len(scan_buffer(data, begin, RECORD_BYTES_MAX, True).records):
             return begin
-        return self._find_after(index, begin)
-
-    def _tail(self, end: int) -> int:
-        """Bytes behind the log's end up to the last one that is not zero."""
-        last = end
-        for segment in self.segments:
-            if segment.end <= end:
-                continue
-            at = max(segment.start, end)
-            limit = min(segment.end, segment.start + segment.file.data_end())
-            while at < limit:  # ends: at rises
-                data = segment.read(at, BUFFER_BYTES)
-                if not data:
-                    break
-                written = len(data.rstrip(b"\0"))
-                last = at + written if written else last
-                at += len(data)
-        return last - end
+        return find_record(self.segments[index:], begin, RECORD_BYTES_MAX)
 
     def _index_of(self, at: int) -> int | None:
         for index, segment in enumerate(self.segments):

@@ -1,13 +1,15 @@
 """Do the consume queues say what the log says? Every record against its entry, every entry against
 a record.
 
-    log     ... record (topic, queue, offset n) ...        entry n must be (its log offset, its size, its tags code)
-    queue   entry 0 | entry 1 | ... | entry n | ...        an entry that no record claimed must be blank, or stand for a record that
-                                                           retention removed or that lies in bytes known to be broken
+    log     ... record (topic, queue, offset n) ...
+    queue   entry 0 | entry 1 | ... | entry n | ...
+
+Entry n must be (its log offset, its size, its tags code). An entry that no record claimed must be
+blank, or stand for a record that retention removed or that lies in bytes known to be broken.
 
 Decides: which of the two lies where they disagree is not decided; both are named. A topic that was
 deleted leaves records without a queue, and one made anew afterwards begins at 0 again: neither is a
-fault. Called by: inspection, with records in log order.
+fault.
 """
 
 from __future__ import annotations
@@ -21,16 +23,14 @@ import numpy as np
 from rmq_ray.codec.record_batch import Array
 from rmq_ray.codec.record_properties import ManyFacts
 from rmq_ray.errors import StoreCorrupt, StoreError
-from rmq_ray.files import FileSystem
+from rmq_ray.files import FileCache, FileSystem
 from rmq_ray.model.message import SysFlag
-from rmq_ray.model.topics import CODED_TOPICS
+from rmq_ray.model.topics import CODED_TOPICS, QUEUE_ID_MAX, is_storable
+from rmq_ray.store.frames.log_scan import ScannedRecords
 from rmq_ray.store.fsck.log_walk import Broken
-from rmq_ray.store.io.file_cache import FileCache
-from rmq_ray.store.io.read_only import FaultList
-from rmq_ray.store.log.log_scan import ScannedRecords
+from rmq_ray.store.fsck.read_only import FaultList
 from rmq_ray.store.queue.consume_queue import BLANK_SIZE, ENTRIES, ENTRY_BYTES, ConsumeQueue
 from rmq_ray.store.queue.consume_queue_ext import ADDRESS_MAX
-from rmq_ray.store.queue.queue_table import QUEUE_ID_MAX, is_storable
 
 _ENTRIES_A_READ = 65_536
 _NAMED_MAX = 10  # entries named one by one for each run of records

@@ -1,10 +1,9 @@
 """The commit log: one sequence of bytes in segments, with one writer, and what of it is on disk.
 
 Decides: where the next frame goes (a frame never crosses a segment: a blank record of at least 8
-bytes fills the rest, see store-format 2.2), and that the log stops for good at the first failed
-write or sync. Does not decide: what a frame holds, when to sync (``flusher``), what is visible
-(``message_store``). Called by: message store (append, read), follower store (``extend``), flusher
-(``sync``), recovery (``set_end``).
+bytes fills the rest, see docs/file-format.md#record), and that the log stops for good at the first
+failed write or sync. Does not decide: what a frame holds, when to sync (``flusher``), what is
+visible (``visibility``). One thread appends; any thread reads and syncs.
 
 Under SYNC_FLUSH zeros are written behind the end (``zero_ahead``); who writes them is told of every
 frame first. With a pool (``transient_pool``) a write is a copy, and ``commit`` takes it to the
@@ -22,8 +21,7 @@ import threading
 from rmq_ray.codec.record import BLANK, BLANK_BYTES_MIN, BLANK_MAGIC
 from rmq_ray.errors import MessageTooLarge, StoreError, StoreFailed, StoreFull
 from rmq_ray.files import Bytes
-from rmq_ray.store.log.segment import Segment
-from rmq_ray.store.log.segment_chain import SegmentChain
+from rmq_ray.store.log.segment_chain import Segment, SegmentChain
 from rmq_ray.store.log.transient_pool import TransientPool
 from rmq_ray.store.log.zero_ahead import ZeroAhead
 
@@ -71,10 +69,7 @@ class CommitLog:
         ``StoreFull`` without room, ``StoreNotReady``.
         """
         if self.failure is not None:
-            raise StoreFailed(
-                f"the log failed before and must be read again: {self.failure.message}",
-                self.chain.directory,
-            )
+            raise self._failed_before(self.failure)
         active = self._active
         if active is None or self.end + length + BLANK_BYTES_MIN > active.end:
             active = self._roll(length)
@@ -108,10 +103,7 @@ class CommitLog:
         position. Any thread. A failure is final.
         """
         if self.failure is not None:
-            raise StoreFailed(
-                f"the log failed before and must be read again: {self.failure.message}",
-                self.chain.directory,
-            )
+            raise self._failed_before(self.failure)
         if self.pool is None:
             return self.end
         try:
@@ -130,10 +122,7 @@ class CommitLog:
         then), ``StoreNotReady``.
         """
         if self.failure is not None:
-            raise StoreFailed(
-                f"the log failed before and must be read again: {self.failure.message}",
-                self.chain.directory,
-            )
+            raise self._failed_before(self.failure)
         active = self._active
         if active is None or self.end >= active.end:
             active = self.chain.ensure(self.end)
@@ -173,6 +162,11 @@ class CommitLog:
                 raise
             self.durable = target
             return target
+
+    def _failed_before(self, failure: StoreError) -> StoreFailed:
+        return StoreFailed(
+            f"the log failed before and must be read again: {failure.message}", self.chain.directory
+        )
 
     def _roll(self, length: int) -> Segment:
         """Go to the segment that can hold the frame; what is left of this one becomes a blank

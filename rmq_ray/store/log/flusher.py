@@ -1,12 +1,18 @@
-"""When the commit log is synced, and the one thread that does it (store-format 8).
+"""When the commit log is synced and when gathered appends are committed, and the threads that do it
+(docs/file-format.md#flushing).
 
-Decides: whether a sync is due. SYNC_FLUSH: group commit, one fdatasync covers all that wait, the
-next begins when the last ends. ASYNC_FLUSH: every 500 ms when 4 pages are unsynced or the segment
-is full, and every 10 s whatever there is. With a pool of buffers its committer (``committer``),
-under SYNC_FLUSH what zeroes ahead of the log (``zero_ahead``) lives and dies with this one; a sync
-commits what it finds gathered. Does not decide: what a failed sync means to those who wait (they
-look at the store's state). Called by: message store. Invariant: one sync at a time; none after a
-failure.
+    SYNC_FLUSH    group commit: one fdatasync covers all that wait, the next begins when it ends
+    ASYNC_FLUSH   every 500 ms when 4 pages are unsynced or the segment is full; every 10 s whatever
+                  there is
+    commit        only with a transient store pool: with 4 pages (``commit_least_pages``) or after
+                  200 ms (``commit_interval_ms``), whichever comes first
+
+Decides: whether a sync or a commit is due. What zeroes ahead of the log (``zero_ahead``) and the
+committer live and die with the flusher; a sync commits what it finds gathered. Does not decide:
+what a failed sync means to those who wait (they look at the store's state).
+
+Invariants: one sync at a time, none after a failure; after every commit of anybody's,
+``on_committed`` is called within an interval.
 """
 
 from __future__ import annotations
@@ -20,10 +26,83 @@ from rmq_ray.clock import Clock
 from rmq_ray.config import FlushMode, StoreConfig
 from rmq_ray.errors import StoreError, StoreFailed
 from rmq_ray.store.log.commit_log import CommitLog
-from rmq_ray.store.log.committer import PAGE_BYTES, STOP_WAIT_S, LogCommitter
 from rmq_ray.store.log.zero_ahead import ZeroAhead
 
 logger = logging.getLogger("rmq_ray.store")
+
+PAGE_BYTES = 4096
+STOP_WAIT_S = 10.0
+
+
+class LogCommitter:
+    """``on_committed(log offset)`` is called after each commit and once when one failed."""
+
+    def __init__(
+        self, log: CommitLog, config: StoreConfig, on_committed: Callable[[int], None]
+    ) -> None:
+        self._log = log
+        self._config = config
+        self._on_committed = on_committed
+        self._told = log.committed
+        self._wake = threading.Lock()
+        self._wake.acquire()
+        self._wanted = self._stopping = False
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread = threading.Thread(target=self._run, name="rmq-commit", daemon=True)
+        self._thread.start()
+
+    def request(self) -> None:
+        """Something was gathered: commit at once when that are enough pages. One thread calls
+        this.
+        """
+        if (
+            not self._wanted
+            and self._log.end // PAGE_BYTES - self._told // PAGE_BYTES
+            >= self._config.commit_least_pages
+        ):
+            self._wanted = True
+            self._wake.release()
+
+    def stop(self) -> None:
+        """End the thread; what it left is committed by the last flush."""
+        self._stopping = True
+        with suppress(RuntimeError):  # it is awake already
+            self._wake.release()
+        if self._thread is not None:
+            self._thread.join(STOP_WAIT_S)
+            self._thread = None
+
+    def step(self) -> bool:
+        """Commit whatever there is and tell. False when the log has failed, now or before."""
+        try:
+            committed = self._log.commit()
+        except StoreError as error:
+            logger.error("the commit log has failed, nothing more is acknowledged: %s", error)
+            self._on_committed(self._told)
+            return False
+        if committed > self._told:
+            self._told = committed
+            self._on_committed(committed)
+        return True
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                if self._wake.acquire(timeout=self._config.commit_interval_ms / 1000):
+                    self._wanted = False  # before the log's end is read: a later append asks again
+                if not self.step():
+                    return
+        except Exception as error:  # noqa: BLE001
+            logger.exception("the commit thread ended")
+            if self._log.failure is None:
+                self._log.failure = StoreFailed(
+                    f"the commit thread ended: {error!r}", self._log.chain.directory
+                )
+                self._on_committed(self._told)
+
 
 _IDLE_S = 1.0
 

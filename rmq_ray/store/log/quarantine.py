@@ -1,9 +1,12 @@
 """Records that are on disk but broken: skipped, counted, listed.
 
-    rmq_ray/quarantine      one line a record, in the order of discovery:  <log offset> <bytes> <what is wrong>
+    rmq_ray/quarantine      one line a record, in the order of discovery:
+                            <log offset> <bytes> <what is wrong>
 
-Decides: nothing. Called by: recovery (a broken record below the last durable position), readers (a
-CRC that differs). Invariant: a listed record is never delivered; the list is durable on return and
+A recovery lists what is broken below the last durable position, readers list what differs from its
+CRC. Decides nothing. Any thread.
+
+Invariant: a listed record is never delivered; the list is durable on return and
 holds at most 10,000 lines.
 """
 

@@ -1,8 +1,13 @@
-"""All segments of one commit log, and the thread that prepares the next one before it is needed.
+"""The segments of one commit log, and the thread that prepares the next one before it is needed
+(docs/file-format.md#file-format).
 
-Decides: which files belong to the log, when the next one is made, how a cut removes bytes for good.
-Does not decide: where records go (``commit_log``), which segments are too old (``retention``).
-Called by: commit log, recovery, retention. One thread appends and cuts; any thread finds and reads.
+    commitlog/00000000001073741824        named by the log offset of its first byte, 20 digits;
+                                          every byte that was not written yet reads as zero
+
+Decides: which files belong to the log, when the next one is made, how a cut removes bytes for good,
+where the first valid record behind a broken one begins. Does not decide: where records go
+(``commit_log``), which segments are too old (``retention``). One thread appends and cuts; any
+thread finds and reads.
 
 Invariants: segments are adjacent; each has the configured size from the moment it has its name,
 because it is made under ``rmq_ray/`` and renamed (Apache RocketMQ refuses a log directory with
@@ -13,18 +18,72 @@ be taken for records again.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 from rmq_ray.clock import Clock
 from rmq_ray.errors import StoreCorrupt, StoreError, StoreNotReady
-from rmq_ray.files import FileSystem
-from rmq_ray.store.io.file_cache import FileCache
-from rmq_ray.store.log.segment import Segment, segment_name
+from rmq_ray.files import Bytes, File, FileCache, FileSystem
+from rmq_ray.store.frames.log_scan import find_valid
+
+
+def segment_name(start: int) -> str:
+    """The file name of the segment that begins at log offset ``start``.
+
+    >>> segment_name(1073741824)
+    '00000000001073741824'
+    """
+    return f"{start:020d}"
+
+
+class Segment:
+    """Bytes [start, end) of the log. Any thread reads; one thread writes."""
+
+    __slots__ = ("_cache", "_held", "end", "path", "start")
+
+    def __init__(self, start: int, size: int, path: str, cache: FileCache) -> None:
+        self.start = start
+        self.end = start + size
+        self.path = path
+        self._cache = cache
+        self._held: File | None = None
+
+    @property
+    def file(self) -> File:
+        """The open file; opened when need be. ``StoreMissing`` when retention removed it."""
+        return self._held or self._cache.get(self.path)
+
+    def open_direct(self) -> File:
+        """The same bytes for writes past the page cache, by a file of its own."""
+        return self._cache.open_direct(self.path)
+
+    def hold(self) -> None:
+        """Keep the file open whatever else is read: it is being written."""
+        self._held = self._cache.get(self.path)
+
+    def release(self) -> None:
+        """End of ``hold``."""
+        self._held = None
+
+    def write(self, data: Bytes, log_offset: int) -> None:
+        """All of ``data`` at a log offset; on return the kernel has it. Raises as
+        ``File.pwrite``.
+        """
+        (self._held or self.file).pwrite(data, log_offset - self.start)
+
+    def read(self, log_offset: int, count: int) -> bytes:
+        """Up to ``count`` bytes, shorter only at the segment's end."""
+        return (self._held or self.file).pread(
+            min(count, self.end - log_offset), log_offset - self.start
+        )
+
 
 PREPARE_WAIT_S = 5.0  # RocketMQ's limit for waiting on the allocation
 RETRY_FULL_MS = 1_000  # how often a full disk is tried again
 OPEN_SEGMENTS_MAX = 128  # descriptors; the segments that are written stay open besides
 _IDLE_S = 1.0
 _WIPE_BYTES = 1 << 20
+_SEARCH_BYTES = 8 << 20
+_ZERO_READ = 4 << 20
 _TEMPORARY = "next-segment"
 
 
@@ -291,3 +350,42 @@ class SegmentChain:
                 with self._making:
                     self._wanted = -1
                     self._making.notify_all()
+
+
+def find_record(segments: Sequence[Segment], broken_at: int, record_max: int) -> int | None:
+    """The first valid record behind ``broken_at``, where none begins: in the segment that holds it,
+    the first of ``segments``, or in a later one. None when there is none.
+    """
+    window = max(_SEARCH_BYTES, 2 * record_max)
+    for segment in segments:
+        at = max(segment.start, broken_at)
+        skip = 1 if at == broken_at else 0
+        limit = min(segment.end, segment.start + segment.file.data_end())
+        while at < limit:  # ends: at rises by half a window at least
+            data = segment.read(at, window)
+            found = find_valid(memoryview(data), at, skip)
+            if found is not None:
+                return found
+            if at + len(data) >= limit or len(data) <= record_max:
+                break
+            at, skip = at + len(data) - record_max, 0
+    return None
+
+
+def bytes_behind(segments: Sequence[Segment], log_offset: int) -> int:
+    """How many bytes at and behind ``log_offset`` are not known to read as zeros: up to the last
+    one that does not, 0 if all do.
+    """
+    last = log_offset
+    zeros = bytes(_ZERO_READ)
+    for segment in segments:
+        at = max(segment.start, log_offset)
+        limit = min(segment.end, segment.start + segment.file.data_end())
+        while at < limit:  # ends: at rises
+            data = segment.read(at, min(_ZERO_READ, limit - at))
+            if not data:
+                break
+            if data != (zeros if len(data) == len(zeros) else bytes(len(data))):
+                last = at + len(data.rstrip(b"\0"))
+            at += len(data)
+    return last - log_offset

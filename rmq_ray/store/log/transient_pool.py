@@ -1,13 +1,14 @@
 """Appends gathered in memory before they go to the log's file: RocketMQ's transientStorePool
-(store-format 8, seed S3-096, S3-105).
+(docs/file-format.md#flushing).
 
-    append ──copy──> [buffer being filled] [waiting] [waiting]  ──commit: one pwrite a buffer──> page cache ──flush──> disk
-                     '----- at most ``size`` buffers, used again and again -----'
+    append ──copy──> [buffer being filled] [waiting] [waiting]
+                     '--- at most ``size`` buffers, used again and again ---'
+           ──commit: one pwrite a buffer──> page cache ──flush──> disk
 
 Decides: which buffer a frame is copied to, and that a commit writes whole buffers in log order.
-Does not decide when to commit (``committer``), what a failed write means (``commit_log``), what is
-visible or acknowledged (``message_store``: nothing that is not committed). Called by: the commit
-log. ``gather`` belongs to the appending thread; ``commit`` may be called by any.
+Does not decide when to commit (``flusher``), what a failed write means (``commit_log``), what is
+visible or acknowledged (``visibility``: nothing that is not committed). ``gather`` belongs to
+the appending thread; ``commit`` may be called by any.
 
 Invariants: ``committed`` only grows, and everything below it was written to its file; what lies in
 a buffer was never told to anybody.
@@ -19,7 +20,7 @@ import threading
 from collections import deque
 
 from rmq_ray.files import Bytes
-from rmq_ray.store.log.segment import Segment
+from rmq_ray.store.log.segment_chain import Segment
 
 
 class _Block:

@@ -9,8 +9,7 @@ system's journal. A thread writes zeros there first, past the page cache (no app
 pages to write), then has the pages read, so that an append of half a page finds the other half.
 
 Decides: which piece is zeroed when. Does not decide where records go (``commit_log``), when to
-sync, or how long this lives (``flusher``). Called by: the commit log (``reach``, the appending
-thread), the flusher.
+sync, or how long this lives (``flusher``).
 
 Invariants: a piece lies behind everything that was ever placed, by a whole piece, when it is
 claimed; while it is claimed nothing is written there but its zeros: an append that comes so far
@@ -30,7 +29,7 @@ import numpy as np
 
 from rmq_ray.errors import StoreError, StoreNotReady
 from rmq_ray.files import File
-from rmq_ray.store.log.segment import Segment
+from rmq_ray.store.log.segment_chain import Segment
 
 logger = logging.getLogger("rmq_ray.store")
 

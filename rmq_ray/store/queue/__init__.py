@@ -1,4 +1,4 @@
-"""Consume queues and the index: what is built from the log.
+"""Consume queues and the index: what is built from the log, and when readers see it.
 
-Open first: ``consume_queue.py``, ``index_file.py``.
+Open first: ``consume_queue.py``, ``dispatcher.py``.
 """

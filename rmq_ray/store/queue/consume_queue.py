@@ -1,15 +1,15 @@
 """One consume queue: where the records of one queue of one topic lie in the commit log
-(store-format 3).
+(docs/file-format.md#consume-queue).
 
-    directory/00000000000000000000     files of entries_per_file * 20 bytes, named by the byte where they start,
-    directory/00000000000006000000     sparse: what was not written yet reads as zeros
+    directory/00000000000000000000     files of entries_per_file * 20 bytes, named by the byte where
+    directory/00000000000006000000     they start, sparse: what was not written yet reads as zeros
 
-    entry:   0 log offset i64  |  8 record size i32  |  12 tags code i64        big-endian, 20 bytes
-    blank:   offset 0, size 0x7FFFFFFF, code 0: stands before the queue's first offset, and where the log lost a record
+    entry:   0 log offset i64  |  8 record size i32  |  12 tags code i64      big-endian, 20 bytes
+    blank:   offset 0, size 0x7FFFFFFF, code 0: stands before the queue's first offset, and where
+             the log lost a record
 
 Decides: where entries go, what the queue's bounds are, which entries a cut of the log removes. Does
-not decide when a record is queued (dispatcher) or when files are synced (flusher). Called by:
-dispatcher, message store, recovery, retention.
+not decide when a record is queued (dispatcher) or when files are synced (flusher).
 
 Invariants: entries are dense, entry n is the record with queue offset n; log offsets rise with n;
 the last file is never removed, so that a queue never forgets its maximum. One thread appends and
@@ -25,8 +25,7 @@ import numpy as np
 
 from rmq_ray.codec.record_batch import Array
 from rmq_ray.errors import StoreCorrupt, StoreMissing
-from rmq_ray.files import File, FileSystem
-from rmq_ray.store.io.file_cache import FileCache
+from rmq_ray.files import File, FileCache, FileSystem
 
 ENTRY = struct.Struct(">qiq")
 ENTRY_BYTES = ENTRY.size  # 20

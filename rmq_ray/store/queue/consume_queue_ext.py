@@ -1,28 +1,36 @@
-"""Extension units of one consume queue: what does not fit into an entry's 20 bytes (store-format
-4).
+"""A consume queue whose entries refer to extension units: what does not fit into an entry's 20
+bytes (docs/file-format.md#extension-units; enableConsumeQueueExt).
 
-    directory/00000000000000000000     files of equal size, named by the byte where they start, sparse; a unit never spans two
+    directory/00000000000000000000     files of equal size, named by the byte where they start,
+                                       sparse; a unit never spans two
 
-    unit:   0 size i16  |  2 tags code i64  |  10 store time i64  |  18 bit map length i16  |  20 bit map       big-endian
+    unit, big-endian:   0 size i16  |  2 tags code i64  |  10 store time i64
+                        18 bit map length i16  |  20 bit map
     end of a full file: size -1, then zeros; at least 4 bytes are left for it
 
 An entry refers to its unit by an address in place of its tags code: position + Long.MIN_VALUE, so
 that every number up to ``ADDRESS_MAX`` is one.
 
-Decides: where units go, which addresses are units. Does not decide what is in a bit map, nor when
-an entry gets a unit (``extended_queue``). Invariants: units lie back to back in the order of their
-entries; nothing but zeros follows the last one. One thread puts, any thread gets.
+Decides: where units go (``ConsumeQueueExt``), which appended entries get one (those that are new),
+what readers see instead of an address (the tags code), which entries a bit map rules out
+(``ExtendedQueue``). Does not decide what is in a bit map.
+
+Invariants: units lie back to back in the order of their entries, nothing but zeros follows the last
+one; units are durable before the entries that refer to them. One thread puts, any thread gets.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from rmq_ray.codec.record_batch import Array
 from rmq_ray.errors import StoreError, StoreMissing
-from rmq_ray.files import FileSystem
-from rmq_ray.store.io.file_cache import FileCache
+from rmq_ray.files import FileCache, FileSystem
+from rmq_ray.store.queue.consume_queue import BLANK_SIZE, ENTRIES, ENTRY_BYTES, ConsumeQueue
 
 LONG_MIN = -(1 << 63)
 ADDRESS_MAX = -(1 << 31) - 1
@@ -256,3 +264,134 @@ class ConsumeQueueExt:
 
     def _path(self, start: int) -> str:
         return f"{self.directory}/{start:020d}"
+
+
+_ENTRIES_A_READ = 3_276
+Hit = Callable[[int, bytes], bool]
+"""(store time, bit map) -> whether the message may pass an SQL filter."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExtSettings:
+    """``root``: directory beside ``consumequeue``. ``enabled``: new entries get units; else
+    existing ones are read only.
+    """
+
+    root: str
+    file_bytes: int
+    enabled: bool
+
+
+class ExtendedQueue(ConsumeQueue):
+    """``ConsumeQueue`` with units."""
+
+    __slots__ = ("_enabled", "ext")
+
+    def __init__(
+        self,
+        directory: str,
+        entries_per_file: int,
+        files: FileSystem,
+        cache: FileCache,
+        ext: ConsumeQueueExt,
+        enabled: bool,
+    ) -> None:
+        super().__init__(directory, entries_per_file, files, cache)
+        self.ext = ext
+        self._enabled = enabled
+
+    def append(
+        self,
+        first_offset: int,
+        entries: bytes | bytearray | memoryview,
+        store_ms: int | Array = 0,
+        bit_maps: Sequence[bytes] | None = None,
+    ) -> int:
+        """See ``ConsumeQueue.append``; ``store_ms`` and ``bit_maps`` go into the units of the
+        entries that are new.
+        """
+        if not self._enabled:
+            return super().append(first_offset, entries)
+        count = len(entries) // ENTRY_BYTES
+        skip = self._built_already(first_offset, entries, count)
+        if skip >= count:
+            return 0
+        if not self.ext.is_open:
+            self.ext.open_behind(self.last_address())
+        changed = np.frombuffer(entries, ENTRIES).copy()
+        times = np.broadcast_to(np.asarray(store_ms, np.int64), count).tolist()
+        codes = changed["code"].tolist()
+        units = [
+            ExtUnit(codes[row], times[row], bit_maps[row] if bit_maps is not None else b"")
+            for row in range(skip, count)
+        ]
+        addresses = self.ext.put(units)
+        changed["code"][skip:] = [
+            code if address is None else address
+            for code, address in zip(codes[skip:], addresses, strict=True)
+        ]
+        return super().append(first_offset, changed.tobytes())
+
+    def resolve(self, entries: bytes, hit: Hit | None = None, lost: int = 0) -> bytes:
+        """See ``ConsumeQueue.resolve``."""
+        found = np.frombuffer(entries, ENTRIES)
+        rows = np.flatnonzero((found["code"] <= ADDRESS_MAX) & (found["size"] != BLANK_SIZE))
+        if not len(rows):
+            return entries
+        resolved = found.copy()
+        units = self.ext.get_many(resolved["code"][rows].tolist())
+        for row, unit in zip(rows.tolist(), units, strict=True):
+            resolved["code"][row] = unit.code if unit is not None else lost
+            if (
+                hit is not None
+                and unit is not None
+                and unit.bit_map
+                and not hit(unit.store_ms, unit.bit_map)
+            ):
+                resolved["size"][row] = BLANK_SIZE
+        return resolved.tobytes()
+
+    def last_address(self) -> int | None:
+        """Address of the last unit that an entry refers to, looked for backwards; None when no
+        entry does.
+        """
+        end = self.max_offset
+        while end > self.min_offset:  # ends: falls by what was read
+            begin = max(self.min_offset, end - _ENTRIES_A_READ)
+            codes = np.frombuffer(self.read(begin, end - begin), ENTRIES)["code"]
+            rows = np.flatnonzero(codes <= ADDRESS_MAX)
+            if len(rows):
+                return int(codes[rows[-1]])
+            end = begin
+        return None
+
+    def truncate_to(self, offset: int) -> int:
+        """See ``ConsumeQueue.truncate_to``; units that no entry refers to any more go before the
+        next one is put.
+        """
+        dropped = super().truncate_to(offset)
+        if dropped:
+            self.ext.forget_end()
+        return dropped
+
+    def delete_files_before_min(self) -> int:
+        """See ``ConsumeQueue.delete_files_before_min``; the same for units."""
+        code = np.frombuffer(self.read(self.min_offset, 1), ENTRIES)["code"]
+        if len(code) and code[0] <= ADDRESS_MAX:
+            self.ext.delete_before(int(code[0]))
+        return super().delete_files_before_min()
+
+    def flush(self) -> bool:
+        """See ``ConsumeQueue.flush``: units first."""
+        self.ext.flush()
+        return super().flush()
+
+    def delete(self) -> None:
+        """See ``ConsumeQueue.delete``."""
+        self.ext.delete()
+        super().delete()
+
+    def close(self) -> None:
+        """See ``ConsumeQueue.close``."""
+        self.ext.close()
+        super().close()

@@ -1,13 +1,17 @@
 """From records that are in the log to entries of consume queues and items of the index
-(store-format 3, 5, 16).
+(docs/file-format.md#from-the-log-to-queues-and-index).
 
     transaction type of SYSFLAG    NOT    PREPARED    COMMIT    ROLLBACK
-    consume queue                  yes    no          yes       no         half messages carry NOT: they live in a topic of their own
+    consume queue                  yes    no          yes       no
     index                          yes    yes         yes       no
 
-Decides: which records are queued and indexed, under which keys, with which tags code. Does not
-decide when (the message store dispatches what is visible). Called by: message store after an append
-or a flush, recovery, a slave.
+Half messages carry NOT: they live in a topic of their own. Bit maps for extension units are made at
+the first dispatch of a frame, of what the log holds, and only where somebody filters the topic by
+SQL92; records that are queued again after a crash get none, which means that every filter reads
+them.
+
+Decides: which records are queued and indexed, under which keys, with which tags code and bit map.
+Does not decide when (``visibility``).
 
 Invariants: in log order, one thread; a record that was dispatched before changes nothing, so
 recovery may begin earlier than needed; a record is queued before it is indexed.
@@ -16,13 +20,16 @@ recovery may begin earlier than needed; a record is queued before it is indexed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 
 from rmq_ray.codec.record_batch import Array, CheckedFrame
+from rmq_ray.codec.record_layout import RecordLayout
 from rmq_ray.model.message import SysFlag
 from rmq_ray.model.topics import TIMER_TOPIC
 from rmq_ray.store.frames.mixed_frame import MixedFrame
+from rmq_ray.store.log.commit_log import CommitLog
 from rmq_ray.store.queue.consume_queue import ENTRIES, ENTRY
 from rmq_ray.store.queue.index_service import (
     IndexService,
@@ -31,6 +38,44 @@ from rmq_ray.store.queue.index_service import (
     hash_unique_keys,
 )
 from rmq_ray.store.queue.queue_table import QueueTable
+
+
+class BitMapper(Protocol):
+    """The SQL92 filters of the broker's groups."""
+
+    def has_filters(self, topic: str) -> bool:
+        """Whether anybody filters the topic."""
+        ...
+
+    def bit_map(self, topic: str, properties: bytes, store_ms: int) -> bytes:
+        """Which filters a message with these properties passes."""
+        ...
+
+
+def bit_maps_from(
+    log: CommitLog, mapper: BitMapper
+) -> Callable[[CheckedFrame, int, int], Sequence[bytes] | None]:
+    """What ``Dispatcher.bit_maps`` is set to."""
+
+    def make(frame: CheckedFrame, log_offset: int, store_ms: int) -> Sequence[bytes] | None:
+        if not mapper.has_filters(frame.topic):
+            return None
+        data = log.read(log_offset, frame.length)
+        if int(np.sum(frame.sizes)) != frame.length:  # others' records lie between them
+            data = b"".join(
+                [
+                    data[start : start + size]
+                    for start, size in zip(frame.starts, frame.sizes, strict=True)
+                ]
+            )
+        layout = RecordLayout(data, np.asarray(frame.sizes, np.int64))
+        return [
+            mapper.bit_map(frame.topic, data[begin:end], store_ms)
+            for begin, end in zip(layout.text_begins.tolist(), layout.ends.tolist(), strict=True)
+        ]
+
+    return make
+
 
 _MANY = 16  # from here numpy's fixed cost is less than a loop's
 UNKNOWN_LEVEL_DELAY_MS = 1_000

@@ -1,14 +1,17 @@
-"""One index file: from the hash of ``topic#key`` to the log offsets of records (store-format 5).
+"""One index file: from the hash of ``topic#key`` to the log offsets of records
+(docs/file-format.md#index).
 
-       0  beginTimestamp i64 | endTimestamp i64 | beginPhyOffset i64 | endPhyOffset i64 | slots used i32 | next item i32
+       0  beginTimestamp i64 | endTimestamp i64 | beginPhyOffset i64 | endPhyOffset i64
+      32  slots used i32 | next item i32
       40  slots * i32          number of the newest item of the slot's chain, 0 = none
-     ...  items * 20 bytes     key hash i32 | log offset i64 | seconds after beginTimestamp i32 | previous item of the chain i32
+     ...  items * 20 bytes     key hash i32 | log offset i64 | seconds after beginTimestamp i32 |
+                               previous item of the chain i32
 
 All big-endian; item numbers begin at 1. Real size: 5,000,000 slots, 20,000,000 items, 420,000,040
 bytes, sparse.
 
 Decides: chains and their order (newest first), what a crash leaves valid. Does not decide when to
-begin a new file (index service) or which keys are indexed (dispatcher). Called by: index service.
+begin a new file (index service) or which keys are indexed (dispatcher).
 
 How it survives a crash without mmap: items are written in order with ``pwrite``; slots live in
 memory and their dirty pages are written back now and then, always after the items they point to

@@ -1,9 +1,9 @@
 """The store's index by key: index files in ``index/``, the newest of which takes the items
-(store-format 5).
+(docs/file-format.md#index).
 
 Decides: when a file is full and the next begins, how files are named, which files a query walks
 (newest to oldest), what is left after a crash. Does not decide which keys a record has
-(dispatcher). Called by: dispatcher, message store (queries), recovery, flusher, retention.
+(dispatcher).
 
 Invariants: one thread puts; flushes (a flush thread) and queries (any thread) run beside it. Files
 are named by their creation time and sort in that order. What is in our checkpoint (``state``) is

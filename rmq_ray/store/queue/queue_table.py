@@ -1,30 +1,57 @@
-"""All consume queues of a store: ``consumequeue/{topic}/{queueId}/`` (store-format 1, 3).
+"""All consume queues of a store (docs/file-format.md#consume-queue).
+
+    consumequeue/<topic>/<queue id>/...           one ``ConsumeQueue``
+    rmq_ray/deleted-<n>-<topic>/<queue id>/...    what was ``consumequeue/<topic>`` until its topic
+                                                  was deleted
+
+A topic's queues are removed in two steps: out of the way at once (the broker's loop), off the disk
+later (the checkpoint thread). The name tells a restart in between which queues are missing on
+purpose.
 
 Decides: which queues exist, how many of their files are open at once. Does not decide what a queue
-holds. Called by: dispatcher, message store, recovery, retention, flusher.
+holds, or who may delete.
 
-Invariant: one ``ConsumeQueue`` per topic and queue id; no directory is made from a name that
-RocketMQ would refuse.
+Invariants: one ``ConsumeQueue`` per topic and queue id; no directory is made from a name that
+RocketMQ would refuse; a ``deleted-`` directory goes only after a checkpoint without its topic was
+written.
 """
 
 from __future__ import annotations
 
-import re
-
 from rmq_ray.errors import MessageIllegal, StoreMissing
-from rmq_ray.files import FileSystem
-from rmq_ray.store.io.file_cache import OPEN_FILES_MAX, FileCache
+from rmq_ray.files import OPEN_FILES_MAX, FileCache, FileSystem
+from rmq_ray.model.topics import QUEUE_ID_MAX, is_storable
 from rmq_ray.store.queue.consume_queue import ConsumeQueue
-from rmq_ray.store.queue.consume_queue_ext import ConsumeQueueExt
-from rmq_ray.store.queue.extended_queue import ExtendedQueue, ExtSettings
+from rmq_ray.store.queue.consume_queue_ext import ConsumeQueueExt, ExtendedQueue, ExtSettings
+from rmq_ray.store.tables.store_lock import OURS
 
-_TOPIC = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
-QUEUE_ID_MAX = 65_535
+_PREFIX = "deleted-"
 
 
-def is_storable(topic: str, queue_id: int) -> bool:
-    """Whether a directory may be made for this queue."""
-    return _TOPIC.fullmatch(topic) is not None and 0 <= queue_id <= QUEUE_ID_MAX
+def deleted_topic_directory(root: str, topic: str, files: FileSystem) -> str:
+    """A directory of that kind which is not there yet."""
+    names = set(files.list_dir(f"{root}/{OURS}"))
+    number = 0
+    while f"{_PREFIX}{number}-{topic}" in names:  # ends: the names are finite
+        number += 1
+    return f"{root}/{OURS}/{_PREFIX}{number}-{topic}"
+
+
+def deleted_topics(root: str, files: FileSystem) -> list[tuple[str, str]]:
+    """(topic, directory) of every deletion that is not finished."""
+    ours = f"{root}/{OURS}"
+    names = [name for name in files.list_dir(ours) if name.startswith(_PREFIX)]
+    return [(name.split("-", 2)[2], f"{ours}/{name}") for name in names]
+
+
+def remove_deleted_topics(deleted: list[tuple[str, str]], files: FileSystem) -> None:
+    """Take them off the disk: slow where there are many files."""
+    for _, directory in deleted:
+        for queue_id in files.list_dir(directory):
+            for name in files.list_dir(f"{directory}/{queue_id}"):
+                files.unlink(f"{directory}/{queue_id}/{name}")
+            files.remove_dir(f"{directory}/{queue_id}")
+        files.remove_dir(directory)
 
 
 class QueueTable:
@@ -86,7 +113,7 @@ class QueueTable:
         10,000 queues take seconds.
         """
         for topic in self._files.list_dir(self.root):
-            if not _TOPIC.fullmatch(topic):
+            if not is_storable(topic, 0):
                 continue
             for name in self._files.list_dir(f"{self.root}/{topic}"):
                 if name.isdigit() and int(name) <= QUEUE_ID_MAX:

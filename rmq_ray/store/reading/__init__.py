@@ -1,4 +1,4 @@
-"""Reading messages out of a store, and what may be read or must go.
+"""Reading records out of a store: by queue offset, key or time, in bulk; and which of it goes when.
 
-Open first: ``reading.py``.
+Open first: ``log_reader.py``.
 """

@@ -1,11 +1,10 @@
-"""Reading the records of a queue that a condition on their properties lets pass (protocol-behaviour
-10.3, 21.1).
+"""Reading the records of a queue that a condition on their properties lets pass
+(docs/file-format.md#reading).
 
 Decides: how much one read goes through: pages of at most ``PAGE_BYTES``, ``UNITS`` records in all,
 so that a filter which nothing passes costs a bounded time and hands back how far it came. Does not
-decide what passes: ``matches(property string)`` does. Any thread.
-
-Called by: message store. Soundness of records, statuses and bounds are ``LogReader``'s.
+decide what passes: ``matches(property string)`` does. Any thread. Soundness of records, statuses
+and bounds are ``LogReader``'s.
 """
 
 from __future__ import annotations
@@ -15,18 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from rmq_ray.codec.record import HEADER_BYTES
 from rmq_ray.codec.record_batch import Array
-from rmq_ray.model.message import SysFlag
+from rmq_ray.codec.record_layout import RecordLayout
 from rmq_ray.model.pulling import GetMessageStatus
-from rmq_ray.store.queue.extended_queue import Hit
-from rmq_ray.store.reading.reading import FOREIGN_CAPS, FOREIGN_UNITS, GetResult, LogReader
+from rmq_ray.store.queue.consume_queue_ext import Hit
+from rmq_ray.store.reading.log_reader import FOREIGN_CAPS, FOREIGN_UNITS, GetResult, LogReader
 
 UNITS = 1_024
 PAGE_RECORDS, PAGE_RECORDS_MIN = 256, 32
 PAGE_BYTES = 256 << 10
 SCANNED_BYTES_MAX = 1 << 20
-_V6_EXTRA = 12
 _RUNS_MAX = 16  # more pieces than this are joined: a page with holes is sent as one buffer
 
 Matches = Callable[[bytes], bool]
@@ -111,7 +108,10 @@ class _Found:
             if len(page.parts) == 1 and isinstance(page.parts[0], bytes)
             else b"".join(page.parts)
         )
-        starts, begins, ends = property_spans(data, page.sizes)
+        layout = RecordLayout(data, page.sizes.astype(np.int64))
+        starts, begins, ends = (
+            values.tolist() for values in (layout.starts, layout.text_begins, layout.ends)
+        )
         verdicts = [matches(data[begin:end]) for begin, end in zip(begins, ends, strict=True)]
         rows: Array = np.flatnonzero(np.array(verdicts, np.bool_))
         sizes = page.sizes[rows]
@@ -149,28 +149,3 @@ class _Found:
             self.parts.append(b"".join(pieces))
         else:
             self.parts += pieces
-
-
-def property_spans(
-    data: bytes | bytearray | memoryview, sizes: Array
-) -> tuple[list[int], list[int], list[int]]:
-    """(starts, first bytes of the property strings, ends) of sound records that lie back to back:
-    the string ends where its record ends.
-    """
-    ends = np.cumsum(sizes, dtype=np.int64)
-    starts = ends - sizes
-    octets: Array = np.frombuffer(data, np.uint8)
-    flags = _int32_at(data, starts + 36)
-    shift = _V6_EXTRA * (
-        ((flags & SysFlag.BORN_HOST_V6) != 0).astype(np.int64)
-        + ((flags & SysFlag.STORE_HOST_V6) != 0)
-    )
-    body_ends = starts + shift + HEADER_BYTES + _int32_at(data, starts + shift + HEADER_BYTES - 4)
-    begins = body_ends + 3 + octets[body_ends]
-    return starts.tolist(), begins.tolist(), ends.tolist()
-
-
-def _int32_at(data: bytes | bytearray | memoryview, at: Array) -> Array:
-    every: Array = np.ndarray((len(data) - 3,), ">i4", data, 0, (1,))
-    found: Array = every[at].astype(np.int64)
-    return found

@@ -1,17 +1,16 @@
 """Which old segments of the log go, and removing them together with what was derived from them
-(store-format 13).
+(docs/file-format.md#retention).
 
-    why a cycle deletes                          which segments it may take, oldest first, at most 10
-    the hour is one of delete_when               older than reserved_hours
-    the disk is fuller than 0.75                 older than reserved_hours
-    an administrator asked (20 cycles)           older than reserved_hours
-    the disk is fuller than 0.85                 any
-    the disk is fuller than 0.90                 any; and writes are refused until it is emptier
+    why a cycle deletes                  which segments it may take, oldest first, at most 10
+    the hour is one of delete_when       older than reserved_hours
+    the disk is fuller than 0.75         older than reserved_hours
+    an administrator asked (20 cycles)   older than reserved_hours
+    the disk is fuller than 0.85         any
+    the disk is fuller than 0.90         any; and writes are refused until it is emptier
 
 Never the segment that is written to or one behind it; never one that a bulk read has pinned, until
 the pin's deadline; the first segment that stays ends the cycle. Decides that (``decide`` is pure),
-and the order: log first, then consume queues and index below the log's new beginning. Called by:
-the message store's ``clean``, in a thread.
+and the order: log first, then consume queues and index below the log's new beginning.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
-from typing import Protocol
 
 from rmq_ray.clock import Clock
 from rmq_ray.config import StoreConfig
 from rmq_ray.errors import StoreError
 from rmq_ray.files import FileSystem
+from rmq_ray.store.log.segment_chain import SegmentChain
 from rmq_ray.store.queue.index_service import IndexService
 from rmq_ray.store.queue.queue_table import QueueTable
 
@@ -77,42 +76,6 @@ class RetentionReport:
     index_files: int
     disk_full: bool
     reason: Reason
-
-
-class Segment(Protocol):
-    """A segment as the chain hands it out."""
-
-    @property
-    def start(self) -> int:
-        """First log offset."""
-        ...
-
-    @property
-    def end(self) -> int:
-        """Log offset behind the last byte."""
-        ...
-
-    @property
-    def path(self) -> str:
-        """Its file."""
-        ...
-
-
-class Chain(Protocol):
-    """What the executor needs of the log's segments."""
-
-    @property
-    def begin(self) -> int:
-        """Where the log begins."""
-        ...
-
-    def segments(self) -> Sequence[Segment]:
-        """All, oldest first."""
-        ...
-
-    def remove_first(self) -> bool:
-        """Remove the oldest; False for the last one."""
-        ...
 
 
 def decide(
@@ -211,7 +174,7 @@ class Retention:
 
     def __init__(
         self,
-        chain: Chain,
+        chain: SegmentChain,
         queues: QueueTable,
         index: IndexService | None,
         files: FileSystem,

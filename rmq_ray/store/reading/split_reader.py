@@ -7,7 +7,7 @@ another process.
 Decides: that a record which is not the one the entry promises is never handed out: topic, queue,
 queue offset, log offset, lengths and CRC are checked; what fails is skipped and counted. Does not
 decide what to do when the files cannot be read: every such case is a ``StoreError``, and the caller
-asks the broker instead. Called by: scan plans (Spark, Ray Data, pandas).
+asks the broker instead.
 
 Invariants: opens files for reading only; nothing at or behind ``visible_end`` is read; a store of
 another identity or a log whose epoch has changed since the plan is refused, before and after every
@@ -31,13 +31,12 @@ from rmq_ray.codec.record import MAGIC, OVERHEAD_BYTES
 from rmq_ray.codec.record_batch import Array
 from rmq_ray.codec.record_layout import RecordLayout
 from rmq_ray.errors import StoreCorrupt, StoreError, StoreForeign, StoreMissing
-from rmq_ray.files import FileSystem
+from rmq_ray.files import FileCache, FileSystem
 from rmq_ray.ports import Split
-from rmq_ray.store.io.file_cache import FileCache
-from rmq_ray.store.io.store_lock import COMMIT_LOG, OURS
-from rmq_ray.store.log.epoch_file import EpochFile
-from rmq_ray.store.log.segment import segment_name
+from rmq_ray.store.log.log_lineage import EpochFile
+from rmq_ray.store.log.segment_chain import segment_name
 from rmq_ray.store.queue.consume_queue import BLANK_SIZE, ENTRIES, ENTRY_BYTES
+from rmq_ray.store.tables.store_lock import COMMIT_LOG, OURS
 
 logger = logging.getLogger("rmq_ray.store")
 

@@ -1,4 +1,5 @@
-"""From a directory to a store that can be trusted: checkpoints, recovery, truncation.
+"""From the files of any stop to a store that can be trusted: its parts, checkpoints, recovery,
+cuts.
 
-Open first: ``recovery.py``, ``restart.py``.
+Open first: ``restart.py``, then ``recovery.py``.
 """

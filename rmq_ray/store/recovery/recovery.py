@@ -1,19 +1,17 @@
-"""From the bytes on disk after any stop to a log with a known end, and consume queues, index and
-windows that match it.
+"""Reading a log from where recovery begins to its end, and what is made of it on the way
+(docs/file-format.md#recovery).
 
-    1 begin     our checkpoint, if it is valid: this boot wrote it, or everything it names was synced; its queues and index are
-                there; the log still has the record it remembers. Else RocketMQ's rule (store-format 7): from the third-last segment
-                after a clean stop, else from the newest whose first record is older than RocketMQ's checkpoint; never behind the
-                queues' end; from the very beginning when queues are missing.
-    2 scan      valid records are queued and indexed again (what was there changes nothing), frames enter the windows
-    3 end       at the first bytes that are no record. A frame that is not whole there goes too. Below the last position known to be
-                durable, broken bytes are put into quarantine and skipped instead
-    4 cut       everything behind the end is removed for good and synced; queues, windows and epochs follow
+    scan      valid records are queued and indexed again (what was there changes nothing), whole
+              frames enter the windows of repeats
+    end       at the first bytes that are no record; a frame that is not whole there goes too
+    skip      below the last position known to be durable, and in the same boot, broken bytes that
+              valid records follow are put into quarantine instead
 
-Decides all that. Does not decide: validity of a record (``log_scan``), what is queued
-(``redispatch``). Called by: message store, in the caller's thread. Invariants: repeatable (a
-recovery that was interrupted starts again and ends the same), idempotent (a second one changes
-nothing but the epoch).
+Decides where the log ends. Does not decide: where reading begins and what follows from the end
+(``restart``), validity of a record (``log_scan``), what is queued (``redispatch``).
+
+Invariants: repeatable (a recovery that was interrupted starts again and ends the same), idempotent
+(a second one changes nothing but the epoch).
 """
 
 from __future__ import annotations
@@ -22,19 +20,18 @@ import logging
 from dataclasses import dataclass, field
 
 from rmq_ray.codec.record import BLANK_BYTES_MIN, OVERHEAD_BYTES, RECORD_BYTES_OVER_BODY_MAX
+from rmq_ray.config import StoreConfig
 from rmq_ray.errors import StoreMissing
 from rmq_ray.store.frames.frame_tracker import FrameTracker
-from rmq_ray.store.log.log_scan import ScannedRecords, Stop, find_valid, scan_buffer
-from rmq_ray.store.log.quarantine import Quarantine
-from rmq_ray.store.log.segment import Segment
-from rmq_ray.store.log.segment_chain import SegmentChain
+from rmq_ray.store.frames.log_scan import ScannedRecords, Stop, scan_buffer
+from rmq_ray.store.log.segment_chain import Segment, SegmentChain, find_record
 from rmq_ray.store.recovery.redispatch import Redispatcher
+from rmq_ray.store.recovery.store_parts import StoreParts
 
 logger = logging.getLogger("rmq_ray.store")
 
 BUFFER_BYTES = 8 << 20
 FRAME_BYTES_MAX = 48 << 20  # a frame that a connection can bring has 16 MiB
-_ZERO_READ = 4 << 20
 
 
 @dataclass(slots=True)
@@ -77,27 +74,24 @@ class LogRecovery:
     the cache was lost; ``strict_from``: we wrote what begins there or later.
     """
 
-    def __init__(  # noqa: PLR0913 - what it reads, where it goes, and three facts
+    def __init__(
         self,
-        chain: SegmentChain,
-        target: Redispatcher,
+        parts: StoreParts,
         frames: FrameTracker,
-        quarantine: Quarantine,
-        body_bytes_max: int,
+        config: StoreConfig,
         *,
         durable: int,
         same_boot: bool,
-        check_crc: bool,
         strict_from: int,
     ) -> None:
-        self._chain = chain
-        self._target = target
+        self._chain = chain = parts.chain
+        self._target = Redispatcher(parts.queues, parts.index, parts.dispatcher)
         self._frames = frames
-        self._quarantine = quarantine
-        self._record_max = body_bytes_max + RECORD_BYTES_OVER_BODY_MAX
+        self._quarantine = parts.quarantine
+        self._record_max = config.body_bytes_max + RECORD_BYTES_OVER_BODY_MAX
         self._durable = durable
         self._same_boot = same_boot
-        self._check_crc = check_crc
+        self._check_crc = config.check_crc_on_recover
         self._strict_from = strict_from
         self._buffer = bytearray(min(BUFFER_BYTES, max(chain.segment_bytes, OVERHEAD_BYTES)))
 
@@ -172,46 +166,14 @@ class LogRecovery:
         """
         if end >= self._durable and (stop is Stop.END or not self._same_boot):
             return None
-        found = self._find_after(segment, end)
+        following = [later for later in self._chain.segments() if later.start >= segment.start]
+        found = find_record(following, end, self._record_max)
         if found is None:
             return None
         why = fault or "zeros where records were"
         self._quarantine.add(end, found - end, why)
         report.quarantined.append((end, found - end, why))
         return found
-
-    def _find_after(self, segment: Segment | None, end: int) -> int | None:
-        """The first valid record behind ``end``, in this segment or a later one."""
-        at = end
-        while segment is not None:  # ends: at most every segment once
-            found = self._find_in(segment, at)
-            if found is not None:
-                return found
-            at = segment.end
-            segment = self._chain.find(at)
-        return None
-
-    def _find_in(self, segment: Segment, at: int) -> int | None:
-        limit = min(segment.end, segment.start + segment.file.data_end())
-        skip = 1 if at > segment.start or self._broken_first(segment) else 0
-        while at < limit:  # ends: at rises by at least half a buffer
-            data = segment.read(
-                at,
-                len(self._buffer)
-                if len(self._buffer) > 2 * self._record_max
-                else 2 * self._record_max,
-            )
-            found = find_valid(memoryview(data), at, skip)
-            if found is not None:
-                return found
-            if at + len(data) >= limit:
-                return None
-            at += max(1, len(data) - self._record_max)
-            skip = 0
-        return None
-
-    def _broken_first(self, segment: Segment) -> bool:
-        return not self._has_record(segment.start)
 
     def _has_record(self, log_offset: int) -> bool:
         segment = self._chain.find(log_offset)
@@ -236,27 +198,6 @@ class LogRecovery:
             return False
         self._buffer = bytearray(min(FRAME_BYTES_MAX, max(2 * len(self._buffer), self._record_max)))
         return True
-
-
-def has_bytes_from(chain: SegmentChain, log_offset: int) -> int:
-    """How many bytes at and behind ``log_offset`` are not known to read as zeros: up to the last
-    one that does not, 0 if all do.
-    """
-    last = log_offset
-    zeros = bytes(_ZERO_READ)
-    for segment in chain.segments():
-        if segment.end <= log_offset:
-            continue
-        at = max(segment.start, log_offset)
-        limit = min(segment.end, segment.start + segment.file.data_end())
-        while at < limit:  # ends: at rises
-            data = segment.read(at, min(_ZERO_READ, limit - at))
-            if not data:
-                break
-            if data != (zeros if len(data) == len(zeros) else bytes(len(data))):
-                last = at + len(data.rstrip(b"\0"))
-            at += len(data)
-    return last - log_offset
 
 
 def check_reaches(chain: SegmentChain, durable: int) -> None:

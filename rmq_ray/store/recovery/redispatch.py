@@ -4,8 +4,8 @@ many at a time.
 Decides: the grouping (per queue for the consume queues, log order for the index) and what a queue
 is that starts again at 0 (its topic was deleted and made anew: the old entries go). Does not
 decide: which records (``recovery``), the rules of who is queued and indexed under what
-(``dispatcher``, whose rules these are). Called by: recovery; inspection uses the grouping and the
-hashes. Invariant: entries and items that exist already change nothing.
+(``dispatcher``, whose rules these are). Invariant: entries and items that exist already change
+nothing.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import numpy as np
 from rmq_ray.codec.record_batch import Array
 from rmq_ray.codec.record_properties import ManyFacts, collect_facts, stored_facts
 from rmq_ray.model.message import SysFlag
-from rmq_ray.model.topics import CODED_TOPICS
+from rmq_ray.model.topics import CODED_TOPICS, is_storable
 from rmq_ray.store.frames.frame_marks import without_marks
-from rmq_ray.store.log.log_scan import ScannedRecords
+from rmq_ray.store.frames.log_scan import ScannedRecords
 from rmq_ray.store.queue.consume_queue import ENTRIES
 from rmq_ray.store.queue.dispatcher import Dispatcher
 from rmq_ray.store.queue.index_service import (
@@ -28,7 +28,7 @@ from rmq_ray.store.queue.index_service import (
     hash_keys,
     hash_unique_keys,
 )
-from rmq_ray.store.queue.queue_table import QueueTable, is_storable
+from rmq_ray.store.queue.queue_table import QueueTable
 
 logger = logging.getLogger("rmq_ray.store")
 

@@ -1,112 +1,75 @@
-"""Bringing a store to life: which parts it has, where recovery begins, and what follows from where
-it ends.
+"""Bringing a store to life: its parts are built here, and where they begin and end is settled
+(docs/file-format.md#recovery).
 
-Decides: whether our checkpoint is valid, RocketMQ's rule where it is not (store-format 7), when an
-epoch begins. Does not decide: what is a valid record, where the log ends (``recovery``). Called by:
-message store (``recover``). Invariants: nothing is cut before all of the log behind the beginning
-was read; on return everything below the log's end is synced.
+    1 finish a cut that was begun     2 choose where reading begins    3 read (``recovery``)
+    4 cut what lies behind the end    5 sync                           6 begin an epoch where needed
+
+Cutting the end off a copy's log, without which another master was elected, leaves a mark while it
+may be half done:
+
+    rmq_ray/truncating      one line: the log offset at which the log is to end
+
+    mark, durable -> our checkpoint removed -> queues, index, windows, quarantine, log, epochs cut
+    -> new checkpoint -> mark removed
+
+Decides: whether our checkpoint is valid, RocketMQ's rule where it is not, when an epoch begins, the
+order of a cut. Does not decide: what is a valid record, where the log ends (``recovery``), where to
+cut (``protocol.election.lineage``).
+
+Invariants: nothing is cut before all of the log behind the beginning was read, or before its mark
+is on disk; the mark stays until everything that was derived from the cut log is cut too; each step
+can be done again; on return everything below the log's end is synced.
 """
 
 from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from rmq_ray.clock import Clock
 from rmq_ray.codec.record import HEADER_BYTES, RECORD_BYTES_OVER_BODY_MAX
-from rmq_ray.config import FlushMode, StoreConfig
-from rmq_ray.errors import LogDiverged, StoreFull
+from rmq_ray.config import FlushMode
+from rmq_ray.errors import LogDiverged, StoreCorrupt, StoreError, StoreFull, StoreMissing
 from rmq_ray.files import FileSystem
 from rmq_ray.store.frames.deduplication import DeduplicationCache
 from rmq_ray.store.frames.frame_tracker import FrameTracker
-from rmq_ray.store.io.store_lock import COMMIT_LOG, OURS
+from rmq_ray.store.frames.log_scan import NEVER_STRICT, scan_buffer
 from rmq_ray.store.log.commit_log import CommitLog
-from rmq_ray.store.log.epoch_file import EpochFile
-from rmq_ray.store.log.log_origin import LogOrigin, read_origin, write_origin
-from rmq_ray.store.log.log_scan import NEVER_STRICT, scan_buffer
+from rmq_ray.store.log.log_lineage import (
+    EpochFile,
+    LogOrigin,
+    absolve,
+    judge,
+    read_origin,
+    write_origin,
+)
 from rmq_ray.store.log.quarantine import Quarantine
-from rmq_ray.store.log.segment import Segment
-from rmq_ray.store.log.segment_chain import SegmentChain
+from rmq_ray.store.log.segment_chain import Segment, SegmentChain, bytes_behind
 from rmq_ray.store.log.transient_pool import TransientPool
-from rmq_ray.store.queue.bit_maps import BitMapper, bit_maps_from
-from rmq_ray.store.queue.dispatcher import Dispatcher
-from rmq_ray.store.queue.extended_queue import ExtSettings
+from rmq_ray.store.queue.consume_queue_ext import ExtSettings
+from rmq_ray.store.queue.dispatcher import Dispatcher, bit_maps_from
 from rmq_ray.store.queue.index_service import IndexService
-from rmq_ray.store.queue.queue_table import QueueTable
-from rmq_ray.store.queue.topic_removal import deleted_topics
-from rmq_ray.store.reading.reading import LogReader
+from rmq_ray.store.queue.queue_table import QueueTable, deleted_topics
+from rmq_ray.store.queue.visibility import Visibility
+from rmq_ray.store.reading.log_reader import LogReader
 from rmq_ray.store.reading.retention import Retention
-from rmq_ray.store.recovery.checkpoint import Checkpoint, load_checkpoint
-from rmq_ray.store.recovery.data_loss_marker import absolve, judge
+from rmq_ray.store.recovery.checkpoint import (
+    RecoveryPoint,
+    StoreCheckpoint,
+    load_recovery_point,
+    load_store_checkpoint,
+)
 from rmq_ray.store.recovery.recovery import (
     LogRecovery,
     RecoveryReport,
     check_reaches,
-    has_bytes_from,
 )
-from rmq_ray.store.recovery.redispatch import Redispatcher
-from rmq_ray.store.recovery.short_checkpoint import ShortCheckpoint, load_short_checkpoint
-from rmq_ray.store.recovery.truncation import cut_lists, resume_truncation
+from rmq_ray.store.recovery.store_parts import StoreParts, Surroundings
+from rmq_ray.store.tables.store_lock import COMMIT_LOG, OURS
 
 logger = logging.getLogger("rmq_ray.store")
 
 _RECOVERED_SEGMENTS = 3  # RocketMQ reads the last three after a clean stop
-DelayOfLevel = Callable[[int], int | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What a store is opened with. ``delay_ms``: milliseconds of a delay level; ``boot_id``: of the
-    kernel that runs now.
-    """
-
-    config: StoreConfig
-    files: FileSystem
-    clock: Clock
-    boot_id: str
-    delay_ms: DelayOfLevel
-    delay_level_max: int
-    bit_mapper: BitMapper | None = None
-    follows: bool = False
-    """The log is to be a copy of another's: epochs begin there."""
-    new_epoch: int | None = None
-    """The log begins this epoch now, greater than all before: its master was elected."""
-
-    @property
-    def root(self) -> str:
-        """The store's directory."""
-        return self.config.path
-
-
-@dataclass(slots=True)
-class StoreParts:
-    """Everything that lives from one recovery to the next."""
-
-    chain: SegmentChain
-    log: CommitLog
-    queues: QueueTable
-    index: IndexService | None
-    dispatcher: Dispatcher
-    windows: DeduplicationCache
-    epochs: EpochFile
-    quarantine: Quarantine
-    reader: LogReader
-    retention: Retention
-
-    def forget_unsynced(self) -> None:
-        """After a failed write or sync: the next read of bytes that may not be on disk asks the
-        disk, not the page cache.
-        """
-        for segment in self.chain.segments():
-            if segment.end > self.log.durable:
-                segment.file.forget_cached(0, segment.end - segment.start)
-
-    def close(self) -> None:
-        """Let go of every file; what was not flushed stays so."""
-        self.chain.close()
-        self.queues.close()
 
 
 def restart(
@@ -115,26 +78,14 @@ def restart(
     """Recover the store. Slow; on return it can be read and appended to."""
     started_ms = around.clock.monotonic_ms()
     config, files, root = around.config, around.files, around.root
-    chain = SegmentChain(
-        f"{root}/{COMMIT_LOG}",
-        f"{root}/{OURS}",
-        config.segment_bytes,
-        files,
-        around.clock,
-        config.preallocate,
-    )
-    chain.load()
+    chain = _load_chain(around)
     cut_at = resume_truncation(files, root, chain)
     report = RecoveryReport(clean=not unclean)
     ours = _our_checkpoint(around, identity)
     same_boot = ours is not None and ours.boot_id == around.boot_id != ""
     durable = ours.log_position if ours is not None and (ours.synced or same_boot) else 0
     check_reaches(chain, durable)
-    ext = ExtSettings(
-        f"{root}/consumequeue_ext", config.consume_queue_ext_bytes, config.consume_queue_ext
-    )
-    queues = QueueTable(f"{root}/consumequeue", config.consume_queue_entries, files, ext=ext)
-    queues.load_all()
+    queues = _load_queues(around)
     begin, index = _choose_begin(around, chain, queues, ours if durable else None, report)
     parts = _build(around, chain, queues, index)
     if cut_at is not None:
@@ -142,26 +93,20 @@ def restart(
     if ours is not None and ours.deduplication is not None:
         parts.windows.restore(ours.deduplication)
     seen = max(durable, queues.max_log_offset())
-    frames = FrameTracker(parts.windows, around.clock.now_ms() - config.deduplication_keep_ms)
-    target = Redispatcher(queues, index, parts.dispatcher)
     scan = LogRecovery(
-        chain,
-        target,
-        frames,
-        parts.quarantine,
-        config.body_bytes_max,
+        parts,
+        FrameTracker(parts.windows, around.clock.now_ms() - config.deduplication_keep_ms),
+        config,
         durable=durable,
         same_boot=same_boot,
-        check_crc=config.check_crc_on_recover,
         strict_from=_ours_from(parts.epochs),
     )
     report.end = scan.run(begin, report)
     _cut(parts, report)
     _sync(chain, min(begin, durable), report.end)
     parts.log.set_end(report.end)
-    ever_written = (
-        seen > 0 or parts.epochs.current > 0
-    )  # the epoch is on disk before the first record, and long before anything notes that record
+    # the epoch is on disk before the first record, and long before anything notes that record
+    ever_written = seen > 0 or parts.epochs.current > 0
     power_lost = (
         unclean and not same_boot and config.flush is FlushMode.ASYNC_FLUSH and ever_written
     )
@@ -169,9 +114,34 @@ def restart(
     _settle_epoch(around, identity, parts.epochs, report, report.end < seen)
     parts.windows.expire(around.clock.now_ms())
     _make_room(chain, report.end)
+    parts.visibility.moved_to(report.end, report.last_ms, report.last_record)
     report.duration_ms = around.clock.monotonic_ms() - started_ms
     logger.info("store %s recovered: %s", root, report)
     return parts, report
+
+
+def _load_chain(around: Surroundings) -> SegmentChain:
+    config, root = around.config, around.root
+    chain = SegmentChain(
+        f"{root}/{COMMIT_LOG}",
+        f"{root}/{OURS}",
+        config.segment_bytes,
+        around.files,
+        around.clock,
+        config.preallocate,
+    )
+    chain.load()
+    return chain
+
+
+def _load_queues(around: Surroundings) -> QueueTable:
+    config, root = around.config, around.root
+    ext = ExtSettings(
+        f"{root}/consumequeue_ext", config.consume_queue_ext_bytes, config.consume_queue_ext
+    )
+    queues = QueueTable(f"{root}/consumequeue", config.consume_queue_entries, around.files, ext=ext)
+    queues.load_all()
+    return queues
 
 
 def _build(
@@ -197,6 +167,7 @@ def _build(
         queues,
         index,
         dispatcher,
+        Visibility(log, dispatcher, config.flush is FlushMode.SYNC_FLUSH),
         DeduplicationCache(config.deduplication_frames, config.deduplication_keep_ms),
         epochs,
         quarantine,
@@ -205,11 +176,11 @@ def _build(
     )
 
 
-def _our_checkpoint(around: Surroundings, identity: str) -> ShortCheckpoint | None:
+def _our_checkpoint(around: Surroundings, identity: str) -> RecoveryPoint | None:
     """The checkpoint, without topics that were deleted after it; None when it is of another
     store.
     """
-    found = load_short_checkpoint(around.files, f"{around.root}/{OURS}/checkpoint")
+    found = load_recovery_point(around.files, f"{around.root}/{OURS}/checkpoint")
     gone = {topic for topic, _ in deleted_topics(around.root, around.files)}
     if found is not None and gone:
         found = replace(
@@ -228,7 +199,7 @@ def _choose_begin(
     around: Surroundings,
     chain: SegmentChain,
     queues: QueueTable,
-    ours: ShortCheckpoint | None,
+    ours: RecoveryPoint | None,
     report: RecoveryReport,
 ) -> tuple[int, IndexService | None]:
     """(where reading begins, the index brought to that point)."""
@@ -242,7 +213,7 @@ def _choose_begin(
             report.way = "our checkpoint"
             report.last_record, report.last_ms = ours.last_record[0], ours.log_ms
             return ours.log_position, index
-    theirs = load_checkpoint(around.files, f"{around.root}/checkpoint")
+    theirs = load_store_checkpoint(around.files, f"{around.root}/checkpoint")
     unclean = not report.clean
     index = _load_index(around, theirs.index_ms if unclean else None)
     queues_end = queues.recover_all()
@@ -263,7 +234,7 @@ def _load_index(around: Surroundings, limit_ms: int | None) -> IndexService | No
     return index
 
 
-def _log_agrees(chain: SegmentChain, ours: ShortCheckpoint) -> bool:
+def _log_agrees(chain: SegmentChain, ours: RecoveryPoint) -> bool:
     """Whether the log is still the one of the checkpoint: its last record is where it was."""
     if not chain.begin <= ours.log_position <= chain.end:
         return False
@@ -275,9 +246,15 @@ def _log_agrees(chain: SegmentChain, ours: ShortCheckpoint) -> bool:
 
 
 def rocketmq_begin(
-    chain: SegmentChain, theirs: Checkpoint, queues_end: int, unclean: bool, body_bytes_max: int
+    chain: SegmentChain,
+    theirs: StoreCheckpoint,
+    queues_end: int,
+    unclean: bool,
+    body_bytes_max: int,
 ) -> int:
-    """Where RocketMQ would begin (store-format 7), but never behind what the queues hold."""
+    """Where RocketMQ would begin (docs/file-format.md#recovery), but never behind what the queues
+    hold.
+    """
     used = [
         (segment, stored_ms)
         for segment, stored_ms in (
@@ -311,7 +288,7 @@ def _first_store_ms(segment: Segment, body_bytes_max: int) -> int:
 
 
 def _cut(parts: StoreParts, report: RecoveryReport) -> None:
-    report.cut_bytes = has_bytes_from(parts.chain, report.end)
+    report.cut_bytes = bytes_behind(parts.chain.segments(), report.end)
     if report.cut_bytes:
         logger.warning(
             "%d bytes behind the log's end at %d are removed", report.cut_bytes, report.end
@@ -370,9 +347,8 @@ def _settle_epoch(
     ):
         epochs.begin(report.end)
         report.epoch_raised = True
-    if (
-        origin.copied
-    ):  # after the epoch: until it is on disk the log must not look like one that was written here
+    if origin.copied:
+        # after the epoch: until it is on disk the log must not look like one that was written here
         write_origin(around.files, around.root, LogOrigin(origin.log or identity, False))
     report.epoch = epochs.current
 
@@ -394,3 +370,85 @@ def _begin_elected(
         report.epoch_raised = True
     absolve(around.files, around.root)
     report.sound = True
+
+
+def mark_truncation(files: FileSystem, root: str, log_offset: int) -> None:
+    """From now on the log ends at ``log_offset``, whatever happens; our checkpoint speaks of a
+    longer one and goes. Durable on return.
+    """
+    files.write_whole(_mark_path(root), b"%d\n" % log_offset)
+    files.remove_whole(f"{root}/{OURS}/checkpoint")
+
+
+def pending_truncation(files: FileSystem, root: str) -> int | None:
+    """Where a cut that was begun must cut; None when there is none. ``StoreCorrupt`` when the mark
+    is not in form.
+    """
+    try:
+        text = files.read_whole(_mark_path(root)).decode("ascii", "replace").strip()
+    except StoreMissing:
+        return None
+    if not text.isdigit():
+        raise StoreCorrupt(
+            f"{_mark_path(root)} names no log offset; restore the store from a copy",
+            _mark_path(root),
+            0,
+        )
+    return int(text)
+
+
+def resume_truncation(files: FileSystem, root: str, chain: SegmentChain) -> int | None:
+    """At a start, before anything else is read: finish the cut of the log; where it ends now, None
+    when no cut was begun.
+    """
+    log_offset = pending_truncation(files, root)
+    if log_offset is not None:
+        logger.warning("the log at %s was being cut at %d: it is cut again", root, log_offset)
+        mark_truncation(files, root, log_offset)
+        if chain.begin <= log_offset < chain.end:
+            chain.cut_from(log_offset)
+    return log_offset
+
+
+def cut_lists(
+    log_offset: int, epochs: EpochFile, quarantine: Quarantine, index: IndexService | None
+) -> None:
+    """Epochs, quarantine and index know nothing of what lies at or behind ``log_offset`` any
+    more.
+    """
+    epochs.cut_from(log_offset)
+    quarantine.cut_from(log_offset)
+    if index is not None:
+        index.cut_from(log_offset)
+
+
+def finish_truncation(files: FileSystem, root: str) -> None:
+    """A checkpoint of the shorter log is on disk."""
+    if files.exists(_mark_path(root)):
+        files.remove_whole(_mark_path(root))
+
+
+def _mark_path(root: str) -> str:
+    return f"{root}/{OURS}/truncating"
+
+
+def give_up_unsynced(around: Surroundings, parts: StoreParts) -> None:
+    """What the log's failure left unsynced may be lost, of which ASYNC_FLUSH has acknowledged
+    some: another copy is to be preferred.
+    """
+    parts.forget_unsynced()
+    log = parts.log
+    if (
+        log.failure is None
+        or log.durable >= log.end
+        or around.config.flush is not FlushMode.ASYNC_FLUSH
+    ):
+        return
+    try:
+        judge(around.files, around.root, lost=True)
+    except StoreError as error:
+        logger.error(
+            "the disk of %s takes no note that acknowledged bytes may be lost: %s",
+            around.root,
+            error,
+        )

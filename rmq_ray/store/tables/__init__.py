@@ -1,4 +1,4 @@
-"""Small files beside the log: offsets, locks, pops, timers, the controller's ledger.
+"""Small files beside the log: identity and locks, tables in JSON, journals.
 
-Open first: ``offset_file.py``.
+Open first: ``config_files.py``.
 """

@@ -1,14 +1,14 @@
 """The controller's memory of who reigns: a locked directory, one small file a broker name, each
 replaced as a whole.
 
-    <root>/cluster.json        {"cluster": "default", "format": 1}                      whose ledger this is
+    <root>/cluster.json        {"cluster": "default", "format": 1}       whose ledger this is
     <root>/broker-a.reign      one line of JSON, one line with its CRC-32 in hex:
-        {"assignment": {"broker_name": .., "master_epoch": .., ..}, "former": 0, "stores": {"0": "5f2c..", "1": ".."}}
+        {"assignment": {"broker_name": .., "master_epoch": .., ..}, "former": 0,
+         "stores": {"0": "5f2c..", "1": ".."}}
         8a1f02c3
 
 Decides: the form; that an older assignment never replaces a newer one. Does not decide who reigns
-(``protocol.election.promotion``). Called by ``actors.control.elections`` in a thread; nobody is
-told what ``write`` has not returned from.
+(``protocol.election.promotion``). Nobody is told what ``write`` has not returned from.
 
 Invariants: ``write`` returned = it survives a loss of power; whenever the power fails, a file is
 its old or its new content as a whole; one process at a time (``flock`` on the directory).

@@ -9,10 +9,12 @@ works. Here a broker that comes back knows the holders. Only changes of hands ar
 refreshes, and nothing is synced: a process that dies loses nothing; a host that loses power is away
 for longer than clients trust a lock (30 s).
 
-Decides: the form. Does not decide who gets a lock (``protocol.queue_locks``). Called by the
-broker's group handlers, in its loop; ``load`` by the thread that reads the tables. Invariants: a
-line counts from its newline on; a last line without one was not granted; the file holds at most
-four times as many lines as there are locks, plus 4,096.
+Decides: the form. Does not decide who gets a lock (``protocol.queue_locks``). It is loaded in a
+thread and written to in the broker's loop.
+
+Invariants: a line
+counts from its newline on; a last line without one was not granted; the file holds at most four
+times as many lines as there are locks, plus 4,096.
 """
 
 from __future__ import annotations

@@ -2,15 +2,16 @@
 until when, what is acknowledged.
 
     rmq_ray/pop.journal    entries back to back; the first that is not whole and sound ends the file
-    entry                  length u32 | CRC-32 of the payload u32 | payload: msgpack list, ``length`` bytes       all big-endian
+    entry, big-endian      length u32 | CRC-32 of the payload u32 | payload: msgpack list, of length
     payload 0              ["rmq-pop", version, epoch of the log]
-    others                 [kind, group, topic, queue id, ...]            events of ``protocol.pop``, plain values
+    others                 [kind, group, topic, queue id, ...]  events of ``protocol.pop``,
+                           plain values
 
 Decides: the form, and how much of a damaged file counts: all before the fault. Does not know what
 events mean. An append is in the kernel on return (it survives the process, not the host's power);
 ``replace`` is durable on return. What a power loss takes from the end makes messages come again,
-never vanish: the commit offsets have a file of their own. Called by the broker: ``read`` and
-``replace`` in a thread, ``append`` in its loop.
+never vanish: the commit offsets have a file of their own. ``read`` and ``replace`` run in a thread,
+``append`` in the broker's loop.
 
 Invariants: after a failed append the next one writes over what it left; nothing is appended before
 ``replace`` made the file.

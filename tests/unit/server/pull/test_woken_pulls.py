@@ -15,7 +15,7 @@ from rmq_ray.model.topics import GroupConfig, TopicConfig
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command, encode_bytes
 from rmq_ray.server.pull.pull_handlers import PullHandlers
-from rmq_ray.store.reading.reading import LogReader
+from rmq_ray.store.reading.log_reader import LogReader
 from tests.support.brokers.broker_bench import Bench, bodies_of, page_of
 from tests.support.faults.fake_peer import FakePeer
 

@@ -22,7 +22,7 @@ from rmq_ray.remoting.wire.replicas import (
     unpack_lineage,
     unpack_piece,
 )
-from rmq_ray.store.front.follower_store import FollowerStore, Lineage
+from rmq_ray.store.replication.follower_store import FollowerStore, Lineage
 from tests.support.brokers.broker_bench import Bench, bodies_of, page_of
 from tests.support.faults.fake_peer import FakePeer
 

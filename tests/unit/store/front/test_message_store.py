@@ -1,5 +1,5 @@
-"""The store's front door: appends, repeats, visibility, reads, failures (store-format 2, 3, 8;
-protocol-behaviour 10.3).
+"""A store from outside: appends, repeats, visibility, reads, failures
+(docs/file-format.md#flushing, docs/file-format.md#reading).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from rmq_ray.errors import (
 from rmq_ray.model.hashing import java_hash
 from rmq_ray.model.pulling import GetMessageStatus
 from rmq_ray.model.topics import SCHEDULE_TOPIC
-from rmq_ray.store.front.follower_store import FollowerStore
 from rmq_ray.store.front.message_store import MessageStore, StoredMessage, StoreState
+from rmq_ray.store.replication.follower_store import FollowerStore
 from tests.support.brokers.store_rig import BORN, HOST, ROOT, StoreRig, make_frame, small_config
 from tests.support.faults.crash_fs import CrashFileSystem, keep_all, keep_none
 

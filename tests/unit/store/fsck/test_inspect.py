@@ -15,8 +15,12 @@ from rmq_ray.files import FileSystem
 from rmq_ray.store.fsck import inspect
 from rmq_ray.store.queue.consume_queue import ENTRY, ENTRY_BYTES
 from rmq_ray.store.queue.index_file import HEADER_BYTES, ITEM, ITEM_BYTES, SLOT_BYTES
-from rmq_ray.store.recovery.checkpoint import Checkpoint, save_checkpoint
-from rmq_ray.store.recovery.short_checkpoint import load_short_checkpoint, save_short_checkpoint
+from rmq_ray.store.recovery.checkpoint import (
+    StoreCheckpoint,
+    load_recovery_point,
+    save_recovery_point,
+    save_store_checkpoint,
+)
 from tests.support.stores import small_store
 from tests.support.stores.small_store import (
     INDEX_SLOTS,
@@ -344,20 +348,18 @@ def test_an_index_of_another_shape_is_recognised_or_named(tmp_path: Path) -> Non
 
 def test_checkpoints_that_do_not_belong_to_the_log_are_named(store: Path) -> None:
     files, ours = FileSystem(), str(store / "rmq_ray" / "checkpoint")
-    sound = load_short_checkpoint(files, ours)
+    sound = load_recovery_point(files, ours)
     assert sound is not None
-    save_short_checkpoint(
-        files, ours, type(sound)(sound.log_position + 1_000_000, identity="f" * 32)
-    )
+    save_recovery_point(files, ours, type(sound)(sound.log_position + 1_000_000, identity="f" * 32))
     expect_fault(store, "belongs to store ffff")
     expect_fault(store, "records were lost")
-    save_short_checkpoint(
+    save_recovery_point(
         files, ours, type(sound)(sound.log_position, identity=sound.identity, last_record=(0, 1))
     )
     expect_fault(store, "not the one that it remembers")
     (store / "rmq_ray" / "checkpoint").write_bytes(b"RMQCKPT1 and then nonsense")
     expect_fault(store, "checkpoint is damaged")
-    save_checkpoint(files, str(store / "checkpoint"), Checkpoint(1 << 50, 0, 0))
+    save_store_checkpoint(files, str(store / "checkpoint"), StoreCheckpoint(1 << 50, 0, 0))
     expect_fault(store, "the time of the log", "not that of a record")
 
 

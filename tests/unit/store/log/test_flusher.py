@@ -1,4 +1,4 @@
-"""When the log is synced (store-format 8)."""
+"""When the log is synced (docs/file-format.md#flushing)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Segments: adjacent files of one size, made before they are named, gone for good behind a cut
-(store-format 1).
+(docs/file-format.md).
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ import pytest
 from rmq_ray.clock import ManualClock
 from rmq_ray.config import StoreConfig
 from rmq_ray.errors import StoreCorrupt, StoreFull
-from rmq_ray.store.log.segment import segment_name
-from rmq_ray.store.log.segment_chain import SegmentChain
+from rmq_ray.store.log.segment_chain import SegmentChain, segment_name
 from tests.support.faults.crash_fs import CrashFileSystem, keep_none
 
 LOG = "/store/commitlog"

@@ -1,5 +1,5 @@
 """Appends gathered in reused buffers: committed every 200 ms or 4 pages, acknowledged and visible
-after that (store-format 8).
+after that (docs/file-format.md#flushing).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rmq_ray.config import FlushMode, StoreConfig
 from rmq_ray.errors import AppendUnknown, ConfigError, StoreFailed
 from rmq_ray.store.front.message_store import StoreState
 from rmq_ray.store.log.commit_log import CommitLog
-from rmq_ray.store.log.committer import LogCommitter
+from rmq_ray.store.log.flusher import LogCommitter
 from rmq_ray.store.log.segment_chain import SegmentChain
 from rmq_ray.store.log.transient_pool import TransientPool
 from tests.support.brokers.store_rig import StoreRig, small_config

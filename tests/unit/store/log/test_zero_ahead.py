@@ -13,12 +13,12 @@ from rmq_ray.clock import ManualClock
 from rmq_ray.config import FlushMode, StoreConfig
 from rmq_ray.errors import StoreNotReady
 from rmq_ray.files import Bytes, File, FileSystem
-from rmq_ray.store.front.follower_store import FollowerStore
 from rmq_ray.store.log import zero_ahead
 from rmq_ray.store.log.commit_log import CommitLog
 from rmq_ray.store.log.flusher import LogFlusher
 from rmq_ray.store.log.segment_chain import SegmentChain
 from rmq_ray.store.log.zero_ahead import PIECES_AHEAD, ZeroAhead
+from rmq_ray.store.replication.follower_store import FollowerStore
 from tests.support.brokers.store_rig import HOST, StoreRig, small_config
 from tests.support.faults.crash_fs import Change, CrashFile, CrashFileSystem, Inode, keep_none
 from tests.support.waiting import eventually

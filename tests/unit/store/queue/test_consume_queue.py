@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 from rmq_ray.errors import MessageIllegal, StoreCorrupt
-from rmq_ray.files import Bytes, File, FileSystem
-from rmq_ray.store.io.file_cache import FileCache
+from rmq_ray.files import Bytes, File, FileCache, FileSystem
 from rmq_ray.store.queue.consume_queue import BLANK_ENTRY, ENTRIES, ENTRY, GAP_MAX, ConsumeQueue
 from rmq_ray.store.queue.queue_table import QueueTable
 from tests.support.faults.crash_fs import CrashFileSystem, keep_none

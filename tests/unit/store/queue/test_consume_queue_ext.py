@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from rmq_ray.files import FileSystem
-from rmq_ray.store.io.file_cache import FileCache
+from rmq_ray.files import FileCache, FileSystem
 from rmq_ray.store.queue.consume_queue import ENTRY, ENTRY_BYTES, ConsumeQueue
 from rmq_ray.store.queue.consume_queue_ext import (
     ADDRESS_MAX,
     LONG_MIN,
     ConsumeQueueExt,
+    ExtendedQueue,
+    ExtSettings,
     ExtUnit,
     is_address,
     pack_unit,
     unpack_unit,
 )
-from rmq_ray.store.queue.extended_queue import ExtendedQueue, ExtSettings
 from rmq_ray.store.queue.queue_table import QueueTable
 
 FILE_BYTES = 200

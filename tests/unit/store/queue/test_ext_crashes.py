@@ -13,8 +13,7 @@ from rmq_ray.codec.record import tag_of
 from rmq_ray.config import FlushMode
 from rmq_ray.model.hashing import java_hash
 from rmq_ray.store.queue.consume_queue import ENTRY
-from rmq_ray.store.queue.consume_queue_ext import is_address
-from rmq_ray.store.queue.extended_queue import ExtendedQueue
+from rmq_ray.store.queue.consume_queue_ext import ExtendedQueue, is_address
 from tests.support.brokers import store_rig
 from tests.support.brokers.store_rig import StoreRig, make_frame
 from tests.unit.store.recovery.test_crash_simulation import LIVES, QUEUES, STEPS, Simulation

@@ -1,5 +1,5 @@
-"""Reads at the edges: files that are gone, files that are full, records on disk (protocol-behaviour
-10.3).
+"""Reads at the edges: files that are gone, files that are full, records on disk
+(docs/file-format.md#reading).
 """
 
 from __future__ import annotations

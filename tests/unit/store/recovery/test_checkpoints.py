@@ -11,19 +11,21 @@ import pytest
 
 from rmq_ray.errors import StoreFailed
 from rmq_ray.files import FileSystem
-from rmq_ray.store.recovery.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from rmq_ray.store.recovery.short_checkpoint import (
-    ShortCheckpoint,
-    decode_short_checkpoint,
-    encode_short_checkpoint,
-    load_short_checkpoint,
-    save_short_checkpoint,
+from rmq_ray.store.recovery.checkpoint import (
+    RecoveryPoint,
+    StoreCheckpoint,
+    decode_recovery_point,
+    encode_recovery_point,
+    load_recovery_point,
+    load_store_checkpoint,
+    save_recovery_point,
+    save_store_checkpoint,
 )
 from tests.support.faults.crash_fs import CrashFileSystem, keep_none
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "store" / "checkpoint"
-TIMES = Checkpoint(1_700_000_000_000, 1_700_000_000_123, 1_699_999_999_000)
-OURS = ShortCheckpoint(
+TIMES = StoreCheckpoint(1_700_000_000_000, 1_700_000_000_123, 1_699_999_999_000)
+OURS = RecoveryPoint(
     log_position=1 << 40,
     log_ms=1_700_000_000_000,
     queues={("TopicTest", 0): 17, ("%RETRY%g", 65_535): 1 << 40},
@@ -41,32 +43,32 @@ OURS = ShortCheckpoint(
 
 
 def test_rocketmqs_checkpoint_is_the_one_that_apache_rocketmq_writes(tmp_path: Path) -> None:
-    save_checkpoint(FileSystem(), str(tmp_path / "checkpoint"), TIMES)
+    save_store_checkpoint(FileSystem(), str(tmp_path / "checkpoint"), TIMES)
     assert (tmp_path / "checkpoint").read_bytes() == GOLDEN.read_bytes()
-    assert load_checkpoint(FileSystem(), str(GOLDEN)) == TIMES
+    assert load_store_checkpoint(FileSystem(), str(GOLDEN)) == TIMES
 
 
 def test_a_recovery_trusts_three_seconds_less_than_was_noted() -> None:
     assert TIMES.trusted_ms == 1_700_000_000_000 - 3_000
     assert TIMES.trusted_index_ms == 1_699_999_997_000
-    assert Checkpoint(5_000, 6_000, 1_000).trusted_index_ms == 1_000
-    assert Checkpoint(2_000, 9_000, 9_000).trusted_ms == 0
+    assert StoreCheckpoint(5_000, 6_000, 1_000).trusted_index_ms == 1_000
+    assert StoreCheckpoint(2_000, 9_000, 9_000).trusted_ms == 0
 
 
 def test_a_missing_or_short_checkpoint_counts_as_zeros(tmp_path: Path) -> None:
     path = str(tmp_path / "checkpoint")
-    assert load_checkpoint(FileSystem(), path) == Checkpoint()
+    assert load_store_checkpoint(FileSystem(), path) == StoreCheckpoint()
     (tmp_path / "checkpoint").write_bytes((5).to_bytes(8))
-    assert load_checkpoint(FileSystem(), path) == Checkpoint(5, 0, 0)
-    save_checkpoint(FileSystem(), path, TIMES)
+    assert load_store_checkpoint(FileSystem(), path) == StoreCheckpoint(5, 0, 0)
+    save_store_checkpoint(FileSystem(), path, TIMES)
     assert (tmp_path / "checkpoint").stat().st_size == 4096
 
 
 def test_our_checkpoint_reads_back_as_it_was_written(tmp_path: Path) -> None:
     path = str(tmp_path / "checkpoint")
-    assert load_short_checkpoint(FileSystem(), path) is None
-    save_short_checkpoint(FileSystem(), path, OURS)
-    found = load_short_checkpoint(FileSystem(), path)
+    assert load_recovery_point(FileSystem(), path) is None
+    save_recovery_point(FileSystem(), path, OURS)
+    found = load_recovery_point(FileSystem(), path)
     assert found is not None
     assert (found.log_position, found.log_ms, found.queues, found.index, found.deduplication) == (
         OURS.log_position,
@@ -79,23 +81,23 @@ def test_our_checkpoint_reads_back_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_with_any_byte_changed_or_missing_counts_as_none() -> None:
-    data = encode_short_checkpoint(OURS)
-    assert decode_short_checkpoint(data) is not None
+    data = encode_recovery_point(OURS)
+    assert decode_recovery_point(data) is not None
     for at in range(len(data)):
         damaged = bytearray(data)
         damaged[at] ^= 0x10
-        assert decode_short_checkpoint(bytes(damaged)) is None
-        assert decode_short_checkpoint(data[:at]) is None
-    assert decode_short_checkpoint(data + b"x") is None
+        assert decode_recovery_point(bytes(damaged)) is None
+        assert decode_recovery_point(data[:at]) is None
+    assert decode_recovery_point(data + b"x") is None
 
 
 @pytest.mark.parametrize("action", ["pwrite", "datasync", "rename", "sync_dir"])
 def test_a_save_that_fails_anywhere_leaves_the_old_checkpoint(action: str) -> None:
     disk = CrashFileSystem()
     disk.make_dirs("/s")
-    save_short_checkpoint(disk, "/s/checkpoint", ShortCheckpoint(7))
+    save_recovery_point(disk, "/s/checkpoint", RecoveryPoint(7))
     disk.fail_next(action, "/s")
     with pytest.raises(StoreFailed):
-        save_short_checkpoint(disk, "/s/checkpoint", ShortCheckpoint(8))
-    found = load_short_checkpoint(disk.survivor(keep_none, "boot-2"), "/s/checkpoint")
+        save_recovery_point(disk, "/s/checkpoint", RecoveryPoint(8))
+    found = load_recovery_point(disk.survivor(keep_none, "boot-2"), "/s/checkpoint")
     assert found is not None and found.log_position == 7

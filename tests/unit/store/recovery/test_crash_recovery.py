@@ -1,5 +1,5 @@
-"""What a store holds after any stop (promises: F1, F2; store-format 7). A layer that drops unsynced
-writes stands in for the disk.
+"""What a store holds after any stop (promises: F1, F2; docs/file-format.md#recovery). A layer
+that drops unsynced writes stands in for the disk.
 """
 
 from __future__ import annotations

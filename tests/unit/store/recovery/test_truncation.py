@@ -13,9 +13,9 @@ import pytest
 from rmq_ray.clock import ManualClock
 from rmq_ray.errors import LogDiverged, StoreFailed
 from rmq_ray.files import DirectoryLock
-from rmq_ray.store.front.follower_store import FollowerStore, Lineage
 from rmq_ray.store.front.message_store import MessageStore
-from rmq_ray.store.log.log_source import read_log
+from rmq_ray.store.replication.follower_store import FollowerStore, Lineage
+from rmq_ray.store.replication.log_source import read_log
 from tests.support.brokers.store_rig import BORN, HOST, make_frame, small_config
 from tests.support.faults.crash_fs import CrashFileSystem, Fault
 

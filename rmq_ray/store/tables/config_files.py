@@ -1,13 +1,24 @@
-"""The broker's and name server's tables as RocketMQ's JSON files (store-format 12), and how such a
-file is kept safe.
+"""Tables kept as JSON files, most of them Apache RocketMQ's
+(docs/file-format.md#tables-and-small-files), and how such a file is kept safe.
 
-    config/topics.json  config/subscriptionGroup.json  config/consumerFilter.json
-    namesrv/kvConfig.json each beside  FILE.bak  (the content before the last save)
+    config/topics.json              topics, their version
+    config/subscriptionGroup.json   consumer groups, their version
+    config/consumerFilter.json      SQL92 filters, kept as they are
+    config/consumerOffset.json      {"offsetTable":{"TopicTest@groupA":{0:335,1:335,2:333}}}
+                                    topic@group -> queue id -> next offset to consume
+    config/delayOffset.json         {"offsetTable":{1:10,3:22}}
+                                    delay level (from 1) -> next offset of queue level - 1
+    offsets.json                    of a broadcasting client; keys are objects:
+                                    {"offsetTable":{{"brokerName":"b","queueId":0,"topic":"T"}:335}}
+    rmq_ray/timer.json              {"cancelFrom":3,"due":1700000000000,"first":17,"offset":41}
+                                    ours: how far messages with a delivery time were delivered
+    namesrv/kvConfig.json           a name server's values by namespace and key
 
-Decides: member names, layout, what happens when a file is broken: the ``.bak`` is read; when both
-are unreadable loading fails, for an empty table would delete topics, offsets or groups without a
-word. Does not decide when a table is saved. Called by: the broker's and the name server's tables,
-from a thread. Offsets are in ``offset_file``.
+    each beside  FILE.bak           the content before the last save
+
+Decides: member names, layout, and what happens when a file is broken: the ``.bak`` is read; when
+both are unreadable loading fails, for an empty table would delete topics, offsets or groups without
+a word. Does not decide when a table is saved, nor which offsets are believed.
 
 Invariant: at every moment of a save, main file or ``.bak`` holds a whole table.
 """
@@ -16,11 +27,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from rmq_ray.errors import StoreCorrupt
 from rmq_ray.files import FileSystem
 from rmq_ray.model.fastjson import dumps, loads
+from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.topics import DataVersion, GroupConfig, TopicConfig
 
 logger = logging.getLogger("rmq_ray.store")
@@ -208,3 +221,109 @@ def _decode_kv(value: Mapping[str, Any]) -> KvTable:
         str(namespace): {str(key): str(item) for key, item in table.items()}
         for namespace, table in value["configTable"].items()
     }
+
+
+GroupOffsets = dict[tuple[str, str], dict[int, int]]
+"""(topic, group) -> queue id -> next offset to consume."""
+_SEPARATOR = "@"
+
+
+def consumer_offsets_file(files: FileSystem, path: str) -> ConfigFile[GroupOffsets]:
+    """``consumerOffset.json`` of a broker; offsets of clustering groups."""
+    return ConfigFile(files, path, encode_group_offsets, decode_group_offsets)
+
+
+def delay_offsets_file(files: FileSystem, path: str) -> ConfigFile[dict[int, int]]:
+    """``delayOffset.json``: delay level -> next offset."""
+    return ConfigFile(
+        files,
+        path,
+        lambda table: {"offsetTable": table},
+        lambda value: _queue_offsets(value["offsetTable"]),
+    )
+
+
+def broadcast_offsets_file(files: FileSystem, path: str) -> ConfigFile[dict[MessageQueue, int]]:
+    """``offsets.json`` of one client id and group; offsets of a broadcasting consumer."""
+    return ConfigFile(files, path, encode_broadcast_offsets, decode_broadcast_offsets)
+
+
+def encode_group_offsets(offsets: Mapping[tuple[str, str], Mapping[int, int]]) -> dict[str, Any]:
+    """Plain values of the file."""
+    return {
+        "offsetTable": {
+            f"{topic}{_SEPARATOR}{group}": dict(queues)
+            for (topic, group), queues in offsets.items()
+        }
+    }
+
+
+def decode_group_offsets(value: Mapping[str, Any]) -> GroupOffsets:
+    """The reverse; ``ValueError`` for a key that is not ``topic@group``. Keys of queues may be
+    quoted.
+    """
+    offsets: GroupOffsets = {}
+    for key, queues in value["offsetTable"].items():
+        topic, separator, group = key.partition(_SEPARATOR)
+        if not separator or not topic or not group or _SEPARATOR in group:
+            raise ValueError(f"{key!r} is not topic@group")
+        offsets[topic, group] = _queue_offsets(queues)
+    return offsets
+
+
+def encode_broadcast_offsets(offsets: Mapping[MessageQueue, int]) -> dict[str, Any]:
+    """Plain values of the file; keys are objects."""
+    table = {
+        (
+            ("brokerName", queue.broker_name),
+            ("queueId", queue.queue_id),
+            ("topic", queue.topic),
+        ): offset
+        for queue, offset in offsets.items()
+    }
+    return {"offsetTable": table}
+
+
+def decode_broadcast_offsets(value: Mapping[str, Any]) -> dict[MessageQueue, int]:
+    """The reverse."""
+    keys = [(dict(pairs), offset) for pairs, offset in value["offsetTable"].items()]
+    return {
+        MessageQueue(str(key["topic"]), str(key["brokerName"]), int(key["queueId"])): int(offset)
+        for key, offset in keys
+    }
+
+
+def _queue_offsets(table: Mapping[Any, Any]) -> dict[int, int]:
+    return {int(number): int(offset) for number, offset in table.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class TimerProgress:
+    """Everything up to (due, offset) was delivered. ``first``: no message before this offset of
+    queue 0 waits; ``cancel_from``: nor matters any entry of queue 1 before this one.
+    """
+
+    due_ms: int = 0
+    offset: int = -1
+    first: int = 0
+    cancel_from: int = 0
+
+
+def timer_file(files: FileSystem, path: str) -> ConfigFile[TimerProgress]:
+    """The file at ``path``."""
+    return ConfigFile(files, path, _encode, _decode)
+
+
+def _encode(progress: TimerProgress) -> dict[str, Any]:
+    return {
+        "cancelFrom": progress.cancel_from,
+        "due": progress.due_ms,
+        "first": progress.first,
+        "offset": progress.offset,
+    }
+
+
+def _decode(value: Mapping[str, Any]) -> TimerProgress:
+    return TimerProgress(
+        int(value["due"]), int(value["offset"]), int(value["first"]), int(value["cancelFrom"])
+    )

@@ -1,20 +1,35 @@
-"""The log's epochs: which stretch of it was written in which life (design: one offset is one record
-for ever, within an epoch).
+"""What is known of a log's past, in three small files (docs/file-format.md#tables-and-small-files).
 
-    rmq_ray/epochs      one line an epoch, oldest first:  <epoch> <log offset where it starts>
+    rmq_ray/epochs      which stretch was written in which life: one line an epoch, oldest first,
+                        <epoch> <log offset where it starts>
+    rmq_ray/origin      which log this is, and whether it is a copy, JSON: log (32 hex digits: the
+                        identity of the store in which it began), copied (true on a slave)
+    rmq_ray/unsound     exists while the log may lack something that was acknowledged or shown of it
 
-Decides: the numbers. Does not decide: when an epoch begins (recovery: an unclean start under
-ASYNC_FLUSH, a cut of what could have been seen; promotion). Called by: recovery, message store,
-follower store. Invariants: epochs rise by at least 1, starts never fall; durable on return.
+Within an epoch one log offset is one record for ever. A store has an identity of its own
+(``store_lock``); all copies of a log name the same ``log``; without the file it began here. A host
+that lost its power with bytes that were not synced, an end below what was on disk once, or a sync
+that failed with bytes acknowledged before it make a log unsound.
+
+Decides: the forms, and that epochs are a rising list. Does not decide: when an epoch begins (a
+recovery, a promotion), what follows from a foreign log (``follower_store`` refuses it) or an
+unsound one (elections ask another copy first).
+
+Invariants: all of it is durable on return; epochs rise by at least 1, starts never fall; the mark
+``unsound`` is on disk before the log is written again, or the next start would take this one's boot
+for the one that wrote it all.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from rmq_ray.errors import StoreCorrupt, StoreMissing
 from rmq_ray.files import FileSystem
+from rmq_ray.store.tables.store_lock import OURS
 
 EPOCHS_MAX = 10_000  # older ones are forgotten
 
@@ -105,3 +120,56 @@ class EpochFile:
                 break
             found = epoch
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class LogOrigin:
+    """``log``: identity of the log, empty = none yet (a slave that never met its master).
+    ``copied``: written by a slave last.
+    """
+
+    log: str
+    copied: bool
+
+
+def read_origin(files: FileSystem, root: str, identity: str) -> LogOrigin:
+    """The origin of the log at ``root``, a store with ``identity``. Raises ``StoreCorrupt`` for a
+    file that is not in form.
+    """
+    path = f"{root}/{OURS}/origin"
+    try:
+        found = json.loads(files.read_whole(path))
+        return LogOrigin(str(found["log"]), bool(found["copied"]))
+    except StoreMissing:
+        return LogOrigin(identity, False)
+    except (ValueError, KeyError, TypeError) as error:
+        raise StoreCorrupt(
+            f"{path} does not tell a log's origin: {error}; restore it from a copy", path, 0
+        ) from error
+
+
+def write_origin(files: FileSystem, root: str, origin: LogOrigin) -> None:
+    """Keep it; durable on return."""
+    files.write_whole(
+        f"{root}/{OURS}/origin", json.dumps({"log": origin.log, "copied": origin.copied}).encode()
+    )
+
+
+def judge(files: FileSystem, root: str, lost: bool) -> bool:
+    """``lost``: this recovery may have lost something. True when the log is sound; durable on
+    return.
+    """
+    path = _path(root)
+    if lost and not files.exists(path):
+        files.write_whole(path, b"")
+    return not files.exists(path)
+
+
+def absolve(files: FileSystem, root: str) -> None:
+    """The log is whole: its master says so, or it is the measure now."""
+    if files.exists(_path(root)):
+        files.remove_whole(_path(root))
+
+
+def _path(root: str) -> str:
+    return f"{root}/{OURS}/unsound"

@@ -7,8 +7,8 @@ import pytest
 from rmq_ray.clock import ManualClock
 from rmq_ray.codec.record import MAGIC
 from rmq_ray.codec.record_batch import MARK_PREFIX
-from rmq_ray.store.front.follower_store import FollowerStore
-from rmq_ray.store.log.log_source import read_log, whole_frames
+from rmq_ray.store.replication.follower_store import FollowerStore
+from rmq_ray.store.replication.log_source import read_log, whole_frames
 from tests.support.brokers.store_rig import HOST, StoreRig, small_config
 from tests.support.faults.crash_fs import CrashFileSystem
 

@@ -1,10 +1,12 @@
 """What of the bytes that a slave was sent is sound and whole: pure, so that it may run beside the
 writing of the bytes before them.
 
-Decides: which records and frames may be taken (store-format 2; a frame is whole or not there),
-where broken stretches are skipped (only where the master names them). Does not decide what happens
-with them. Called by: follower store. Invariant: what counts as taken ends behind a whole frame,
-behind a stretch that the master named, or at a segment's end.
+Decides: which records and frames may be taken (docs/file-format.md#frame-and-rmq_frame; a frame is
+whole or not there), where broken stretches are skipped (only where the master names them), and
+which bytes may stand in the place of a broken stretch (records with their own positions and CRCs
+that fill it exactly, or up to the blank that ends a segment, without the zero bytes of a torn
+write). Does not decide what happens with them. Invariant: what counts as taken ends behind a whole
+frame, behind a stretch that the master named, or at a segment's end.
 """
 
 from __future__ import annotations
@@ -14,8 +16,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rmq_ray.codec.record import BLANK, BLANK_MAGIC
 from rmq_ray.store.frames.frame_tracker import FrameTracker
-from rmq_ray.store.log.log_scan import NEVER_STRICT, ScannedRecords, ScanResult, Stop, scan_buffer
+from rmq_ray.store.frames.log_scan import (
+    NEVER_STRICT,
+    ScannedRecords,
+    ScanResult,
+    Stop,
+    scan_buffer,
+)
 
 Broken = Sequence[tuple[int, int, str]]
 """(log offset, bytes, fault) of stretches that are broken in the master's log, too."""
@@ -103,3 +112,20 @@ def _keep_whole(found: CheckedPiece, records: ScannedRecords, base: int, stop: S
     if len(records):
         found.records.append(records)
         found.end = base + int(records.ends[-1])
+
+
+def whole_records(
+    data: bytes, log_offset: int, record_max: int, segment_end: int
+) -> ScannedRecords | None:
+    """The records that fill ``data`` exactly, but for what ends a full segment; None where anything
+    else is in it.
+    """
+    found = scan_buffer(memoryview(data), log_offset, record_max, True, strict_from=0)
+    end, room = log_offset + len(data), segment_end - found.end
+    if (
+        found.stop is Stop.BLANK
+        and end == segment_end
+        and data[-room:] == BLANK.pack(room, BLANK_MAGIC).ljust(room, b"\0")
+    ):
+        end = found.end
+    return found.records if len(found.records) and found.end == end else None

@@ -2,8 +2,8 @@
 it.
 
 Decides: that every writing call is refused with ``StoreUnwritable``, and ``FaultList``: how what is
-wrong is kept. Called by: inspection. Invariant: a store that was only inspected is byte for byte
-what it was (its ``lock`` file's time may change).
+wrong is kept. Invariant: a store that was only inspected is byte for byte what it was (its ``lock``
+file's time may change).
 """
 
 from __future__ import annotations

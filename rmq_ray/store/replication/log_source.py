@@ -4,8 +4,7 @@ position, what of it is broken.
 Decides: nothing of replication; it reads. A read ends at a segment's end, at the log's end, or
 after ``count`` bytes; the log's end is always behind whole frames. Bytes of a record that is in
 quarantine are read as they are on disk, and ``broken_between`` names them, so that a copy skips the
-same stretches. Called by: the master's side of replication, a slave's for the digest of its own
-end; any thread.
+same stretches. Any thread.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from dataclasses import dataclass
 from rmq_ray.codec.record import MAGIC, RECORD_BYTES_OVER_BODY_MAX
 from rmq_ray.codec.record_batch import MARK_BYTES, MARK_OFFSET_AT, MARK_PREFIX
 from rmq_ray.errors import LogDiverged
-from rmq_ray.store.log.log_scan import Stop, find_valid, scan_buffer
-from rmq_ray.store.recovery.restart import StoreParts
+from rmq_ray.store.frames.log_scan import broken_stretches, find_valid, scan_buffer
+from rmq_ray.store.recovery.store_parts import StoreParts
 
 TAIL_BYTES = 1 << 16
 """How much of the log below a position the digest covers."""
@@ -172,15 +171,12 @@ def _behind_broken(
     if aligned and first > base:
         parts.quarantine.add(base, first - base, "the log's first record here is none")
     at = first - base
-    while True:  # ends: ``at`` rises
-        found = scan_buffer(view[at:], base + at, record_max, True)
-        if found.end - base >= len(view) or found.stop is Stop.BLANK:
-            return at
-        following = find_valid(view, base, found.end - base + 1)
+    for begin, following, fault in broken_stretches(view[at:], first, record_max):
         if following is None:
-            return at
-        parts.quarantine.add(found.end, following - found.end, found.fault or found.stop.value)
+            break
+        parts.quarantine.add(begin, following - begin, fault)
         at = following - base
+    return at
 
 
 def broken_between(parts: StoreParts, begin: int, end: int) -> list[tuple[int, int, str]]:
@@ -200,13 +196,9 @@ def look_again(parts: StoreParts, log_offset: int, body_bytes_max: int) -> bool:
     limit = min(segment.end, parts.log.committed)
     record_max = body_bytes_max + RECORD_BYTES_OVER_BODY_MAX
     data = segment.read(log_offset, min(limit - log_offset, max(_SEARCH_BYTES, 2 * record_max)))
-    found = scan_buffer(memoryview(data), log_offset, record_max, True)
-    if len(found.records):
-        return False
-    following = find_valid(memoryview(data), log_offset, 1)
-    parts.quarantine.add(
-        log_offset,
-        (limit if following is None else following) - log_offset,
-        found.fault or found.stop.value,
-    )
-    return True
+    for begin, following, fault in broken_stretches(memoryview(data), log_offset, record_max):
+        if begin > log_offset:
+            return False
+        parts.quarantine.add(begin, (limit if following is None else following) - begin, fault)
+        return True
+    return False

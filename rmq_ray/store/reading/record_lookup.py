@@ -1,7 +1,8 @@
-"""Finding records by key and by time (store-format 3 "by time lookup", 5).
+"""Finding records by key and by time (docs/file-format.md#consume-queue,
+docs/file-format.md#index).
 
 Decides: which of the index's candidates really have the key (hashes collide), and the queue offset
-for a time. Does not decide: who may ask. Called by: message store, in a thread (cold reads).
+for a time. Does not decide: who may ask.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from rmq_ray.codec.record import decode_record, host_lengths
 from rmq_ray.model.message import KEYS, UNIQUE_KEY, decode_properties
 from rmq_ray.store.queue.consume_queue import BLANK_SIZE, ENTRY, ConsumeQueue
 from rmq_ray.store.queue.index_service import IndexService
-from rmq_ray.store.reading.reading import LogReader
+from rmq_ray.store.reading.log_reader import LogReader
 
 _ROUNDS = 3  # RocketMQ walks back in time at most this often while nothing matched
 _SKIP_MAX = 1_024  # blank entries in a row that a search by time steps over
@@ -77,6 +78,13 @@ def offset_by_time(reader: LogReader, queue: ConsumeQueue, visible: int, at_ms: 
     if left is None or right is None:
         return 0
     return begin if right == at_ms or right - at_ms < at_ms - left else begin - 1
+
+
+def log_offset_at(queue: ConsumeQueue | None, offset: int) -> int:
+    """Where the record of a queue offset begins in the log; -1 when the queue does not have it."""
+    raw = queue.read(offset, 1) if queue is not None else b""
+    log_offset, size, _ = ENTRY.unpack(raw) if raw else (-1, BLANK_SIZE, 0)
+    return -1 if size == BLANK_SIZE else int(log_offset)
 
 
 def store_ms_of(record: bytes) -> int:

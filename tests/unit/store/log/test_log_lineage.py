@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rmq_ray.errors import StoreCorrupt
-from rmq_ray.store.log.epoch_file import EpochFile
+from rmq_ray.store.log.log_lineage import EpochFile
 from tests.support.faults.crash_fs import CrashFileSystem, keep_none
 
 PATH = "/store/rmq_ray/epochs"
@@ -71,7 +71,7 @@ def test_a_file_that_is_not_in_form_is_refused(text: bytes) -> None:
 
 
 def test_only_the_newest_epochs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rmq_ray.store.log.epoch_file.EPOCHS_MAX", 3)
+    monkeypatch.setattr("rmq_ray.store.log.log_lineage.EPOCHS_MAX", 3)
     epochs = loaded(disk_with())
     for start in range(5):
         epochs.begin(start)

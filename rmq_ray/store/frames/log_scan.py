@@ -1,7 +1,7 @@
 """Reading the log from one record to the next: which bytes are valid records, many at a time.
 
 Decides: where valid records end, and why. Does not decide: what follows from that (``recovery``),
-what records mean (``redispatch``). Called by: recovery. Pure: works on buffers.
+what records mean (``redispatch``). Pure: works on buffers.
 
 A record is valid when its lengths add up, its magic is right, its PHYSICALOFFSET is its own
 position and its body has the CRC that it names. Topic and properties have no CRC: in what we wrote
@@ -13,6 +13,7 @@ records of one size; everything else is checked with numpy over all records of a
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -182,6 +183,24 @@ def find_valid(view: memoryview, base: int, at: int) -> int | None:
             return base + start
         found = data.find(_MAGIC_BYTES, found + 1)
     return None
+
+
+def broken_stretches(
+    view: memoryview, base: int, record_bytes_max: int
+) -> Iterator[tuple[int, int | None, str]]:
+    """What of ``view``, which lies at log offset ``base``, is no record although one should begin
+    there: (log offset, where the next valid record begins or None if none does, fault).
+    """
+    at = 0
+    while True:  # ends: ``at`` rises
+        found = scan_buffer(view[at:], base + at, record_bytes_max, True)
+        if found.end - base >= len(view) or found.stop is Stop.BLANK:
+            return
+        following = find_valid(view, base, found.end - base + 1)
+        yield found.end, following, found.fault or found.stop.value
+        if following is None:
+            return
+        at = following - base
 
 
 def _searchable(view: memoryview) -> bytes | bytearray:

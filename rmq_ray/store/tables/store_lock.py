@@ -1,14 +1,15 @@
 """Whose store this directory is: both locks, the identity, and the mark of an unclean stop
-(store-format 6).
+(docs/file-format.md#tables-and-small-files).
 
-    lock              lockf on byte 0: Apache RocketMQ's own lock. flock on the directory: ours (Java and Python do not see each other's)
+    lock              lockf on byte 0: Apache RocketMQ's own lock. flock on the directory: ours
+                      (Java and Python do not see each other's)
     abort             exists while a broker runs; found at start = the last stop was unclean
     rmq_ray/identity  JSON: identity (32 hex digits), broker name, when it was minted
 
 Decides: whether this broker may use the directory. An expected store that is empty, missing or
 foreign is a typed error, never a new log: only ``create`` without an expected identity makes one.
-Does not decide: whether what lies in it is sound (recovery). Called by: message store. Invariant:
-one process at a time, for as long as the locks are held.
+Does not decide: whether what lies in it is sound (recovery). Invariant: one process at a time, for
+as long as the locks are held.
 """
 
 from __future__ import annotations
@@ -90,10 +91,6 @@ class StoreLock:
         self._files.open(path, create=True).close()
         self._files.sync_dir(self._root)
         return False
-
-    def was_unclean(self) -> bool:
-        """Whether the abort file is there."""
-        return self._files.exists(f"{self._root}/abort")
 
     def mark_stopped(self) -> None:
         """Remove the abort file: everything was flushed."""

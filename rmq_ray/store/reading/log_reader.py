@@ -1,10 +1,10 @@
 """Reading records of a queue: from queue offsets over consume-queue entries to bytes of the log
-(protocol-behaviour 10.3).
+(docs/file-format.md#reading).
 
 Decides: the status and the next offset of a read, which entries match a tag filter, how many reads
 of the log it takes (records that lie densely are read with one call), and that a record which is
 not what its entry says, or has a wrong CRC, is never handed out. Does not decide: who may read,
-long polling. Called by: message store (any thread).
+long polling. Any thread.
 
 Invariant: every record handed out has its entry's log offset and size, the asked topic's queue
 offset, and a body with its CRC.
@@ -36,7 +36,7 @@ from rmq_ray.model.pulling import GetMessageStatus
 from rmq_ray.store.log.commit_log import CommitLog
 from rmq_ray.store.log.quarantine import Quarantine
 from rmq_ray.store.queue.consume_queue import BLANK_SIZE, ENTRIES, ENTRY, ENTRY_BYTES, ConsumeQueue
-from rmq_ray.store.queue.extended_queue import Hit
+from rmq_ray.store.queue.consume_queue_ext import Hit
 from rmq_ray.store.queue.queue_table import QueueTable
 
 FOREIGN_UNITS = 800  # max(16000, 20 * max_count) bytes of entries a pull
@@ -56,7 +56,7 @@ _NEAR_BYTES = (
     65_536  # between the first and the last of several records that are read with one call
 )
 RECENT_BYTES_MAX = 4_096
-_LOG_OFFSET_AT = 28  # in a record, 8 bytes: store-format 2.1
+_LOG_OFFSET_AT = 28  # in a record, 8 bytes: docs/file-format.md#record
 
 
 def last_log_offset(records: Any, sizes: Sequence[int] | Array) -> int:

@@ -1,7 +1,8 @@
 """A slave's store: its log is a byte prefix of its master's, taken over as raw bytes; everything
 derived from it is made here.
 
-    bytes of the master ──checked──> commit log ──what the master has confirmed──> consume queues, index ──> readers
+    bytes of the master ──checked──> commit log ──what the master has confirmed──>
+    consume queues, index ──> readers
 
 Decides: which of the received bytes are taken (whole records and frames that follow the log's own
 end, every CRC right, broken stretches only where the master names them), and what becomes visible:
@@ -12,6 +13,17 @@ bytes come from, whom to tell (``server.slave.replica``). Called by: the broker,
 Invariants: the log is a prefix of its master's in every moment, a kill in between leaves a shorter
 prefix; clients' appends are refused; epochs are those of the master. To be written to, the store is
 opened anew as a ``MessageStore``, which begins an epoch.
+
+A broken stretch of a copy is made whole again with its master's bytes, in place:
+
+    listed in quarantine ──the master's bytes are whole records, as long──> written over it, synced
+    ──> blank entries of queues filled ──> taken off the list
+
+Only within one segment, 16 MiB at most. Nothing outside of a listed stretch is written over, and
+what is taken off the list is there byte for byte as the master has it; a stretch is on the list
+until its bytes are on disk, so a death at any step leaves what there was, or a whole record that
+the next call takes off. What was broken when the queues were made gets its entry, no keys in the
+index.
 """
 
 from __future__ import annotations
@@ -27,21 +39,26 @@ from rmq_ray.codec.record_batch import Array
 from rmq_ray.errors import LogDiverged, StoreCorrupt, StoreError, StoreFailed, StoreUnwritable
 from rmq_ray.files import Bytes
 from rmq_ray.store.frames.frame_tracker import FrameTracker
-from rmq_ray.store.front.follower_check import Broken, CheckedPiece, check_piece
-from rmq_ray.store.front.mending import mend_stretch, mendable
-from rmq_ray.store.front.message_store import MessageStore
-from rmq_ray.store.log.log_origin import LogOrigin, read_origin, write_origin
-from rmq_ray.store.log.log_scan import ScannedRecords
-from rmq_ray.store.log.log_source import Tail, shorter_tails, tail_of
-from rmq_ray.store.reading.store_reads import StoreState
-from rmq_ray.store.recovery.checkpointer import Checkpointer
-from rmq_ray.store.recovery.data_loss_marker import absolve
+from rmq_ray.store.frames.log_scan import ScannedRecords
+from rmq_ray.store.front.appender import Appender
+from rmq_ray.store.front.message_store import MessageStore, StoreState
+from rmq_ray.store.log.log_lineage import LogOrigin, absolve, read_origin, write_origin
+from rmq_ray.store.queue.consume_queue import ENTRY
+from rmq_ray.store.recovery.checkpoint import Checkpointer
 from rmq_ray.store.recovery.recovery import RecoveryReport
 from rmq_ray.store.recovery.redispatch import Redispatcher
-from rmq_ray.store.recovery.restart import StoreParts
-from rmq_ray.store.recovery.truncation import cut_lists, finish_truncation, mark_truncation
+from rmq_ray.store.recovery.restart import cut_lists, finish_truncation, mark_truncation
+from rmq_ray.store.recovery.store_parts import StoreParts
+from rmq_ray.store.replication.follower_check import (
+    Broken,
+    CheckedPiece,
+    check_piece,
+    whole_records,
+)
+from rmq_ray.store.replication.log_source import Tail, shorter_tails, tail_of
 
 logger = logging.getLogger("rmq_ray.store")
+STRETCH_BYTES_MAX = 16 << 20
 CATCH_UP_BYTES = 8 << 20
 FRAME_BYTES_MAX = 48 << 20
 
@@ -151,16 +168,16 @@ class FollowerStore(MessageStore):
         with self._showing:
             parts = self.readable()
             limit = min(confirmed, self.durable_offset)
-            if fresh is not None and fresh.begin == self._visible and fresh.end <= limit:
+            if fresh is not None and fresh.begin == parts.visibility.offset and fresh.end <= limit:
                 self._dispatch_pieces(parts, fresh.records, fresh.end)
             while (
-                self._visible < limit
+                parts.visibility.offset < limit
             ):  # ends: the visible offset rises, or what lies there cannot be dispatched
-                before = self._visible
+                before = parts.visibility.offset
                 self._catch_up(parts, limit)
-                if self._visible == before:
+                if parts.visibility.offset == before:
                     break
-            return self._visible
+            return parts.visibility.offset
 
     def sync(self) -> int:
         """On return everything written is on disk; returns that position. Raises
@@ -198,9 +215,7 @@ class FollowerStore(MessageStore):
                 parts.log.sync()
                 mark_truncation(self._around.files, self._config.path, log_offset)
                 self._cut(parts, log_offset)
-                self._checkpointer = Checkpointer(
-                    self._around, parts, self.identity, self._snapshot, self._fail
-                )
+                self._checkpointer = Checkpointer(self._around, parts, self.identity, self._fail)
                 self._checkpointer.write(thorough=True)
                 finish_truncation(self._around.files, self._config.path)
             except StoreError as error:
@@ -219,23 +234,24 @@ class FollowerStore(MessageStore):
         return mendable(self.readable())
 
     def mend(self, log_offset: int, data: bytes) -> bool:
-        """Put the master's bytes in the place of a broken stretch; see ``store.front.mending``."""
+        """Put the master's bytes in the place of a broken stretch; see ``mend_stretch``."""
         with self._taking, self._showing:
             parts = self.readable()
-            with self._lock:
+            with parts.visibility.lock:
                 parts.reader.recent = None
                 return mend_stretch(
                     parts,
                     log_offset,
                     data,
                     self._config.body_bytes_max + RECORD_BYTES_OVER_BODY_MAX,
-                    self._visible,
+                    parts.visibility.offset,
                 )
 
     def _cut(self, parts: StoreParts, log_offset: int) -> None:
-        with self._lock:
+        visibility = parts.visibility
+        with visibility.lock:
             parts.reader.recent = None
-            self._visible, self._last_record = min(self._visible, log_offset), -1
+            visibility.moved_to(min(visibility.offset, log_offset), visibility.last_ms, -1)
             self.opened_end = min(self.opened_end, log_offset)
             parts.queues.truncate_from(log_offset)
             parts.windows.cut_from(log_offset)
@@ -274,9 +290,9 @@ class FollowerStore(MessageStore):
 
     def dispatch_durable(self) -> int:
         """Nothing: ``advance`` does it, in the thread that appends."""
-        return self._visible
+        return self.visible_offset
 
-    def _writable(self) -> StoreParts:
+    def _writable(self) -> Appender:
         raise StoreUnwritable(
             f"{self._config.path} is a copy of its master's log; send to the master",
             self._config.path,
@@ -321,13 +337,13 @@ class FollowerStore(MessageStore):
         """What is here lies below the master's first byte, or there is nothing: the log goes on at
         a later segment.
         """
-        with self._lock:
+        with parts.visibility.lock:
             for topic in parts.queues.topics():
                 parts.queues.delete_topic(topic)
             parts.log.sync()
             parts.chain.begin_at(log_offset)
             parts.log.set_end(log_offset)
-            self._visible, self._last_record = log_offset, -1
+            parts.visibility.moved_to(log_offset, parts.visibility.last_ms, -1)
         if self._checkpointer is not None:
             self._checkpointer.write(thorough=True)
 
@@ -335,34 +351,31 @@ class FollowerStore(MessageStore):
         self, parts: StoreParts, pieces: Sequence[ScannedRecords], end: int
     ) -> None:
         """Queue, index, announce; everything below ``end`` is visible then."""
-        target = _Target(parts)
+        target, visibility = _Arrivals(parts), parts.visibility
         frames = FrameTracker(
             parts.windows, self._clock.now_ms() - self._config.deduplication_keep_ms
         )
+        last_ms, last_record = visibility.last_ms, visibility.last_record
         try:
-            with self._lock:
+            with visibility.lock:
                 for records in pieces:
                     frames.add(records)
                     target.add(records)
-                    self._records += len(records)
-                    self._last_ms, self._last_record = (
-                        int(records.store_ms[-1]),
-                        records.base + int(records.starts[-1]),
-                    )
-                self._bytes += end - self._visible
-                self._visible = end
+                    self._counters.records += len(records)
+                    last_ms = int(records.store_ms[-1])
+                    last_record = records.base + int(records.starts[-1])
+                self._counters.bytes += end - visibility.offset
+                visibility.moved_to(end, last_ms, last_record)
         except StoreError as error:
             self._fail(error)
             raise
-        for topic, queue_id, maximum, codes in target.arrivals:
-            if self._listener is not None:
-                self._listener(topic, queue_id, maximum, codes)
+        visibility.announce(target.arrivals)
 
     def _catch_up(self, parts: StoreParts, limit: int) -> None:
         """One read of what is written and not visible yet: what was confirmed later than it
         came.
         """
-        at, size = self._visible, CATCH_UP_BYTES
+        at, size = parts.visibility.offset, CATCH_UP_BYTES
         while size <= FRAME_BYTES_MAX:  # ends: the size doubles
             data = parts.log.read(at, min(size, limit - at))
             found = self.check(at, data, parts.quarantine.entries())
@@ -372,7 +385,7 @@ class FollowerStore(MessageStore):
             size *= 2
 
 
-class _Target(Redispatcher):
+class _Arrivals(Redispatcher):
     """Notes what arrived in which queue."""
 
     def __init__(self, parts: StoreParts) -> None:
@@ -387,3 +400,64 @@ class _Target(Redispatcher):
             self.arrivals.append(
                 (topic, queue_id, int(group.queue_offsets[queued][-1]) + 1, codes[queued].tolist())
             )
+
+
+def mendable(parts: StoreParts) -> list[tuple[int, int]]:
+    """(log offset, bytes) of what is in quarantine and may be mended, in log order."""
+    found = []
+    for offset, size, _ in sorted(parts.quarantine.entries()):
+        segment = parts.chain.find(offset)
+        if (
+            segment is not None
+            and 0 < size <= STRETCH_BYTES_MAX
+            and offset + size <= min(segment.end, parts.log.committed)
+        ):
+            found.append((offset, size))
+    return found
+
+
+def mend_stretch(
+    parts: StoreParts, log_offset: int, data: bytes, record_max: int, visible: int
+) -> bool:
+    """Put the master's bytes of a stretch in its place; False where they are no better.
+    ``visible``: up to where queues have been made. Durable on return; raises the store's errors.
+    """
+    segment = parts.chain.find(log_offset)
+    if segment is None or (log_offset, len(data)) not in mendable(parts):
+        return False
+    records = whole_records(data, log_offset, record_max, segment.end)
+    if records is None:
+        return False
+    if segment.read(log_offset, len(data)) != data:
+        segment.write(data, log_offset)
+    segment.file.datasync()
+    if log_offset < visible:
+        before = parts.dispatcher.store_ms
+        _Blanks(parts.queues, None, parts.dispatcher).add(records)
+        parts.dispatcher.store_ms = before
+        parts.queues.flush_all()
+    parts.quarantine.remove(log_offset)
+    logger.warning(
+        "%d bytes of the log at offset %d were broken and are whole again: %d records of the "
+        "master",
+        len(data),
+        log_offset,
+        len(records),
+    )
+    return True
+
+
+class _Blanks(Redispatcher):
+    """Fills entries that stand in for records that were broken; what has its entry keeps it."""
+
+    def _queue(
+        self, topic: str, queue_id: int, group: ScannedRecords, codes: Array, queued: Array
+    ) -> None:
+        queue = self._queues.get_or_create(topic, queue_id)
+        for row in queued.nonzero()[0].tolist():
+            offset, start = int(group.queue_offsets[row]), int(group.starts[row])
+            entry = ENTRY.pack(group.base + start, int(group.ends[row]) - start, int(codes[row]))
+            if offset >= queue.max_offset:
+                queue.append(offset, entry, int(group.store_ms[row]))
+            else:
+                queue.fill_blank(offset, entry)

@@ -7,9 +7,9 @@ import pytest
 from rmq_ray.clock import ManualClock
 from rmq_ray.codec.record import decode_record
 from rmq_ray.errors import StoreError
-from rmq_ray.store.front.follower_store import FollowerStore, Lineage
 from rmq_ray.store.front.message_store import MessageStore
-from rmq_ray.store.log.log_source import Tail, has_tail, read_log
+from rmq_ray.store.replication.follower_store import FollowerStore, Lineage
+from rmq_ray.store.replication.log_source import Tail, has_tail, read_log
 from tests.support.brokers.store_rig import HOST, StoreRig, small_config
 from tests.support.faults.crash_fs import CrashFileSystem
 

@@ -15,17 +15,15 @@ from rmq_ray.errors import StoreCorrupt, StoreError
 from rmq_ray.files import FileSystem
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.topics import DataVersion, GroupConfig, TopicConfig
-from rmq_ray.store.io.config_files import (
+from rmq_ray.store.tables.config_files import (
     ConfigFile,
+    broadcast_offsets_file,
+    consumer_offsets_file,
+    delay_offsets_file,
     filters_file,
     groups_file,
     kv_file,
     topics_file,
-)
-from rmq_ray.store.tables.offset_file import (
-    broadcast_offsets_file,
-    consumer_offsets_file,
-    delay_offsets_file,
 )
 from tests.support.faults.crash_fs import CrashFileSystem, keep_all, keep_none
 

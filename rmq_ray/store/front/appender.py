@@ -1,0 +1,282 @@
+"""The order of things in an append: check, repeat?, place, patch, one write, remember, make visible
+or let wait.
+
+    append_frame          records that a producer encoded, patched in place
+    append_message        one message that the broker encodes itself
+    append_batch_body     Apache RocketMQ's batch
+    append_mixed          messages for several queues in one write
+
+Decides that order. Does not decide: whether the store takes appends at all (``message_store``),
+permissions, topics, acknowledgements to producers. One thread (the broker's loop).
+
+Invariants: queue offsets are dense per queue and assigned in log order; a frame that was refused
+left nothing behind; one of which it is not known whether it was stored is told so
+(``AppendUnknown``), and the log takes nothing more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rmq_ray.clock import Clock
+from rmq_ray.codec.record import pack_host_v4
+from rmq_ray.codec.record_batch import Array, CheckedFrame
+from rmq_ray.codec.record_properties import split_facts
+from rmq_ray.config import StoreConfig
+from rmq_ray.errors import AppendUnknown, StoreError, StoreFull
+from rmq_ray.files import Bytes
+from rmq_ray.model.ids import FrameId
+from rmq_ray.store.frames.append_result import AppendResult, MixedResult
+from rmq_ray.store.frames.deduplication import StoredFrame
+from rmq_ray.store.frames.frame_check import PartsOf, check_frame, patch_frame
+from rmq_ray.store.frames.mixed_frame import encode_mixed, measure
+from rmq_ray.store.frames.single_message import (
+    EncodedMessages,
+    StoredMessage,
+    encode_batch,
+    encode_message,
+    is_queued,
+    patch_messages,
+)
+from rmq_ray.store.log.flusher import LogFlusher
+from rmq_ray.store.queue.visibility import Written
+from rmq_ray.store.reading.log_reader import RECENT_BYTES_MAX, Recent
+from rmq_ray.store.recovery.checkpoint import Checkpointer
+from rmq_ray.store.recovery.store_parts import StoreParts
+
+
+@dataclass(slots=True)
+class AppendCounters:
+    """What was appended since a store was made, and how many repeats were answered."""
+
+    frames: int = 0
+    records: int = 0
+    bytes: int = 0
+    repeats: int = 0
+
+
+class Appender:
+    """Of one life of a store. ``on_written``: called after each write, when the log is longer than
+    before and nothing of it visible yet.
+    """
+
+    def __init__(  # noqa: PLR0913 - the parts that an append touches
+        self,
+        parts: StoreParts,
+        config: StoreConfig,
+        clock: Clock,
+        store_host: tuple[str, int],
+        counters: AppendCounters,
+        flusher: LogFlusher,
+        checkpointer: Checkpointer,
+        on_written: Callable[[], None],
+    ) -> None:
+        self._parts = parts
+        self._path = config.path
+        self._body_bytes_max = config.body_bytes_max
+        self._checkpoint_bytes = config.checkpoint_bytes
+        self._clock = clock
+        self._counters = counters
+        self._flusher = flusher
+        self._checkpointer = checkpointer
+        self._on_written = on_written
+        self._next_offsets = parts.queues.maxima()
+        self.set_store_host(store_host)
+
+    def set_store_host(self, store_host: tuple[str, int]) -> None:
+        """The address that records written from now on carry."""
+        self._store_host = store_host
+        self._store_host_bytes = pack_host_v4(*store_host)
+
+    def forget_topic(self, topic: str) -> None:
+        """Its queues were removed: offsets begin at 0 again."""
+        for key in [key for key in self._next_offsets if key[0] == topic]:
+            del self._next_offsets[key]
+
+    def append_frame(
+        self,
+        records: bytearray | memoryview,
+        sizes: Array | Sequence[int],
+        born_host: tuple[str, int],
+        parts_of: PartsOf = split_facts,
+    ) -> AppendResult:
+        """Check, patch in place and write a frame. On return the kernel has all of it; durable at
+        ``end_log_offset``. ``parts_of``: see ``check_frame``.
+
+        Raises ``MessageIllegal``, ``MessageTooLarge``, ``DuplicateMismatch``, ``StoreFull``,
+        ``StoreFailed`` (nothing is stored), ``AppendUnknown`` (the disk failed while it was written
+        or queued).
+        """
+        parts = self._parts
+        frame = check_frame(records, sizes, self._body_bytes_max, parts_of)
+        if frame.frame_id is not None:
+            known = parts.windows.find(frame.frame_id, frame.crc)
+            if known is not None:
+                return self._repeat(known)
+        log_offset = parts.log.place(frame.length)
+        store_ms = self._clock.now_ms()
+        queue_offset = self._next_offsets.get((frame.topic, frame.queue_id), 0)
+        patch_frame(
+            records,
+            frame,
+            (queue_offset, log_offset),
+            store_ms,
+            (pack_host_v4(*born_host), self._store_host_bytes),
+        )
+        result = self._write(records, frame, (queue_offset, log_offset), store_ms, 0)
+        if frame.length <= RECENT_BYTES_MAX:
+            parts.reader.recent = Recent(
+                frame.topic, frame.queue_id, queue_offset, frame.sizes, bytes(records)
+            )
+        return result
+
+    def append_message(
+        self, message: StoredMessage, frame_id: FrameId | None = None
+    ) -> AppendResult:
+        """The single-message path: encode, write, dispatch one message of any kind. ``frame_id``:
+        the record is marked as a frame of one, so that a repeat is answered with the first result,
+        after a crash too. Raises as ``append_frame``.
+        """
+        parts = self._parts
+        encoded = encode_message(message, self._store_host, self._body_bytes_max, frame_id)
+        known = parts.windows.find(frame_id, encoded.frame.crc) if frame_id is not None else None
+        return self._append_encoded(encoded) if known is None else self._repeat(known)
+
+    def append_batch_body(self, batch: StoredMessage) -> AppendResult:
+        """RocketMQ's batch: ``batch.body`` as clients send it, stored as records with consecutive
+        queue offsets (docs/file-format.md#batch-body).
+        """
+        return self._append_encoded(encode_batch(batch, self._store_host, self._body_bytes_max))
+
+    def append_mixed(self, messages: Sequence[StoredMessage]) -> MixedResult:
+        """Write ordinary or committed messages for any queues with one call, in this order: a crash
+        leaves all of them or a beginning. No repeats are recognised. Raises as ``append_frame``.
+        """
+        parts = self._parts
+        items = measure(messages, self._body_bytes_max)
+        log_offset = parts.log.place(sum([item.size for item in items]))
+        store_ms = self._clock.now_ms()
+        records, mixed = encode_mixed(
+            items,
+            log_offset,
+            store_ms,
+            self._store_host,
+            self._next_offsets,
+            parts.dispatcher.own_code,
+        )
+        try:
+            parts.log.write(records, log_offset, mixed.length)
+            for place, piece in mixed.pieces.items():
+                self._next_offsets[place] = piece.queue_offset + piece.frame.count
+            self._spread(mixed, 0, log_offset, store_ms, 0)
+        except StoreError as error:
+            raise self._left_open(error) from error
+        return MixedResult(
+            log_offset, log_offset + mixed.length, mixed.starts, mixed.offsets, store_ms
+        )
+
+    def _repeat(self, known: StoredFrame) -> AppendResult:
+        self._counters.repeats += 1
+        return AppendResult(
+            known.topic,
+            known.queue_id,
+            known.queue_offset,
+            known.log_offset,
+            known.end_log_offset,
+            known.store_ms,
+            True,
+            known.records,
+        )
+
+    def _append_encoded(self, encoded: EncodedMessages) -> AppendResult:
+        parts, frame = self._parts, encoded.frame
+        log_offset = parts.log.place(frame.length)
+        store_ms = self._clock.now_ms()
+        queue_offset = (
+            self._next_offsets.get((frame.topic, frame.queue_id), 0)
+            if is_queued(encoded.sys_flag)
+            else 0
+        )
+        patch_messages(encoded, queue_offset, log_offset, store_ms)
+        if encoded.delay is not None:
+            frame.tag_codes[0] = (
+                parts.dispatcher.own_code(frame.topic, encoded.delay, store_ms)
+                or frame.tag_codes[0]
+            )
+        result = self._write(
+            encoded.records, frame, (queue_offset, log_offset), store_ms, encoded.sys_flag
+        )
+        result.log_offsets = tuple(log_offset + start for start in frame.starts)
+        return result
+
+    def _write(
+        self,
+        records: Bytes,
+        frame: CheckedFrame,
+        offsets: tuple[int, int],
+        store_ms: int,
+        sys_flag: int,
+    ) -> AppendResult:
+        """Write it, remember it, make it visible or let it wait. From the first byte on a failure
+        leaves it open whether the frame is found when the disk is read again.
+        """
+        parts = self._parts
+        queue_offset, log_offset = offsets
+        end, count = log_offset + frame.length, frame.count
+        try:
+            parts.log.write(records, log_offset, frame.length)
+            if is_queued(sys_flag):
+                self._next_offsets[frame.topic, frame.queue_id] = queue_offset + count
+            if frame.frame_id is not None:
+                stored = StoredFrame(
+                    frame.crc,
+                    frame.topic,
+                    frame.queue_id,
+                    queue_offset,
+                    log_offset,
+                    end,
+                    store_ms,
+                    count,
+                )
+                with parts.visibility.lock:
+                    parts.windows.add(frame.frame_id, stored, store_ms)
+            self._spread(frame, queue_offset, log_offset, store_ms, sys_flag)
+        except StoreError as error:
+            raise self._left_open(error) from error
+        return AppendResult(
+            frame.topic, frame.queue_id, queue_offset, log_offset, end, store_ms, False, count
+        )
+
+    def _left_open(self, error: StoreError) -> StoreError:
+        """What a failed write is for its caller: of a disk that was full, all that was written is
+        removed again.
+        """
+        if isinstance(error, StoreFull):
+            return error
+        return AppendUnknown(
+            f"a message that was being stored may be in the log or not: {error.message}",
+            self._path,
+        )
+
+    def _spread(
+        self,
+        frame: Written,
+        queue_offset: int,
+        log_offset: int,
+        store_ms: int,
+        sys_flag: int,
+    ) -> None:
+        """The log is longer: count it, make it visible or let it wait, wake the threads that have
+        to do with it.
+        """
+        self._on_written()
+        counters = self._counters
+        counters.frames += 1
+        counters.records += frame.count
+        counters.bytes += frame.length
+        if self._parts.visibility.let_in(frame, queue_offset, log_offset, store_ms, sys_flag):
+            self._flusher.request()
+        checkpointer = self._checkpointer
+        if log_offset + frame.length - checkpointer.position > self._checkpoint_bytes:
+            checkpointer.request()

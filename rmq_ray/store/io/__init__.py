@@ -1,4 +1,0 @@
-"""Files of a store beyond the log: caches of open files, locks, JSON tables.
-
-Open first: ``config_files.py``.
-"""
