@@ -15,8 +15,8 @@ from rmq_ray.errors import StoreFull
 from rmq_ray.model.message import Message
 from rmq_ray.remoting import async_connection
 from rmq_ray.server.slave import replica_stream
-from rmq_ray.store.front.follower_check import Broken, CheckedPiece
-from rmq_ray.store.front.follower_store import FollowerStore
+from rmq_ray.store.replication.follower_check import Broken, CheckedPiece
+from rmq_ray.store.replication.follower_store import FollowerStore
 from tests.conformance.test_replication import same_log
 from tests.support.brokers.replicated import ReplicatedCluster
 from tests.support.waiting import eventually

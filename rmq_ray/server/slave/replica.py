@@ -56,8 +56,8 @@ from rmq_ray.server.slave.replica_stream import (
     sound_answer,
 )
 from rmq_ray.server.slave.replica_tables import ReplicaTables
-from rmq_ray.store.front.follower_store import FollowerStore, Lineage
-from rmq_ray.store.log.log_source import Tail
+from rmq_ray.store.replication.follower_store import FollowerStore, Lineage
+from rmq_ray.store.replication.log_source import Tail
 
 log = logging.getLogger("rmq_ray.server.replication.replication")
 PAUSE_MS, PAUSE_DIVERGED_MS, PAUSE_REIGN_MS = 250, 5_000, 100

@@ -33,7 +33,7 @@ from rmq_ray.remoting.wire.frame import BINARY, Command
 from rmq_ray.remoting.wire.replicas import Replicate, pack_replicate, unpack_piece
 from rmq_ray.server.base.offload import ThreadOffload
 from rmq_ray.server.slave.replica_stream import TIMEOUT_MS, sound_answer
-from rmq_ray.store.front.follower_store import FollowerStore
+from rmq_ray.store.replication.follower_store import FollowerStore
 
 log = logging.getLogger("rmq_ray.server.replication.replication")
 STRETCHES_MAX = 100  # of one session

@@ -35,8 +35,8 @@ from rmq_ray.remoting.wire.replicas import (
 )
 from rmq_ray.server.base.offload import ThreadOffload
 from rmq_ray.server.core.broker_core import BrokerCore
-from rmq_ray.store.front.follower_check import Broken, CheckedPiece
-from rmq_ray.store.front.follower_store import FollowerStore
+from rmq_ray.store.replication.follower_check import Broken, CheckedPiece
+from rmq_ray.store.replication.follower_store import FollowerStore
 
 POLL_WAIT_MS = 500  # an idle slave reports as often
 TIMEOUT_MS = 3_000

@@ -27,7 +27,7 @@ from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.replicas import unpack_state
 from rmq_ray.server.core.broker_core import BrokerCore
-from rmq_ray.store.tables.timer_file import TimerProgress
+from rmq_ray.store.tables.config_files import TimerProgress
 
 log = logging.getLogger("rmq_ray.server.replication.replication")
 TIMEOUT_MS = 3_000
