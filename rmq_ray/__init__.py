@@ -35,9 +35,9 @@ if TYPE_CHECKING:
         ConsumeHookContext,
         ConsumeStatus,
     )
+    from rmq_ray.client.interceptors.message_trace import ConsumeTrace
     from rmq_ray.client.interceptors.send_hooks import SendContext
     from rmq_ray.client.interceptors.telemetry import ConsumeSpans, SendSpans
-    from rmq_ray.client.interceptors.trace import ConsumeTrace
     from rmq_ray.client.messages.listener import (
         COMMIT,
         RECONSUME_LATER,
@@ -246,7 +246,7 @@ _HOMES = {
     "rmq_ray.client.outgoing.selectors": "SelectByMachineRoom SelectByRandom select_by_hash",
     "rmq_ray.client.interceptors.send_hooks": "SendContext",
     "rmq_ray.client.interceptors.telemetry": "ConsumeSpans SendSpans",
-    "rmq_ray.client.interceptors.trace": "ConsumeTrace",
+    "rmq_ray.client.interceptors.message_trace": "ConsumeTrace",
     "rmq_ray.client.transaction.transaction": "Transaction",
     "rmq_ray.client.transaction.transaction_listener": "TransactionListener TransactionSendResult",
     "rmq_ray.cluster": "Cluster connect start start_from",

@@ -155,7 +155,7 @@ def test_what_cannot_be_asked_or_answered_is_a_typed_error(
             producer.request("rpc", b"x", selector=lambda *_: None)
         assert (
             producer._core is not None
-            and len(request_reply.requests_of(producer._core)._pending) == 0
+            and len(request_reply.request_reply_of(producer._core)._pending) == 0
         )
         producer.send("rpc", b"plain")
         eventually(lambda: len(server.errors) == 1)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from rmq_ray.client.admin.admin import Admin
-from rmq_ray.client.interceptors.trace import ConsumeTrace
+from rmq_ray.client.interceptors.message_trace import ConsumeTrace
 from rmq_ray.client.messages.listener import RECONSUME_LATER
 from rmq_ray.client.producer.async_producer import AsyncProducer
 from rmq_ray.client.producer.producer import Producer

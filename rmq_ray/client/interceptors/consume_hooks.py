@@ -3,7 +3,7 @@ that take out messages which its own code does not want (protocol-behaviour 15, 
 
     class Timing(ConsumeHook):
         def before(self, context): context.props["began"] = ...
-        def after(self, context): ...                              # context.status, context.error, context.answer
+        def after(self, context): ...    # context.status, context.error, context.answer
 
     PushConsumer(..., filters=[lambda message: message.properties.get("region") == "eu"])
 

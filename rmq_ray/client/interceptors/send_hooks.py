@@ -5,7 +5,7 @@ ended (protocol-behaviour 25).
     hooks:  before(ctx) ──> send, with all its repeats ──> after(ctx)     in this order, and back
 
 A hook that raises is logged and changes nothing: what watches a send must not break it.
-``client.sending.send_steps`` runs both; message trace (``client.interceptors.trace``) and
+``client.sending.send_steps`` runs both; message trace (``client.interceptors.message_trace``) and
 OpenTelemetry (``client.interceptors.telemetry``) are hooks. Decides nothing about sending.
 """
 

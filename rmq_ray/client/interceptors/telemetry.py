@@ -1,8 +1,10 @@
 """OpenTelemetry spans of sends and of listeners' calls, joined by the message itself. Needs ``pip
 install rmq_ray[telemetry]``.
 
-    Producer(hooks=[SendSpans()])                  span "orders send", kind PRODUCER; its context travels in the property traceparent
-    PushConsumer(..., hooks=[ConsumeSpans()])      span "orders process", kind CONSUMER; one message: the send's child, several: linked to each send
+    Producer(hooks=[SendSpans()])               span "orders send", kind PRODUCER; its context
+                                                travels in the property traceparent
+    PushConsumer(..., hooks=[ConsumeSpans()])   span "orders process", kind CONSUMER; of one message
+                                                the send's child, of several linked to each send
 
 Decides names and attributes (OpenTelemetry's semantic conventions for messaging, RocketMQ's among
 them). Sampling, exporting and the propagator are the application's: what it set up globally, or the
@@ -97,13 +99,14 @@ class ConsumeSpans(ConsumeHook):
             else []
         )
         sent = [api.propagate.extract(_carrier(message.properties)) for message in messages]
+        queue = context.queue
         attributes: dict[str, Any] = {
             "messaging.system": "rocketmq",
             "messaging.operation.type": "process",
             "messaging.operation.name": "process",
-            "messaging.destination.name": context.queue.topic,
+            "messaging.destination.name": queue.topic,
             "messaging.consumer.group.name": context.group,
-            "messaging.destination.partition.id": f"{context.queue.broker_name}/{context.queue.queue_id}",
+            "messaging.destination.partition.id": f"{queue.broker_name}/{queue.queue_id}",
             "messaging.batch.message_count": len(context.messages),
         }
         if len(messages) == 1:
@@ -113,7 +116,7 @@ class ConsumeSpans(ConsumeHook):
         parent = sent[0] if len(sent) == 1 else None
         kind = api.trace.SpanKind.CONSUMER
         span = api.tracer.start_span(
-            f"{context.queue.topic} process",
+            f"{queue.topic} process",
             context=parent,
             kind=kind,
             links=links,

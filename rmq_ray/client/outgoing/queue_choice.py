@@ -5,8 +5,8 @@
     QueueChoice   latency_fault=False   rotation; a repeat leaves the broker that failed
                   latency_fault=True    rotation over brokers that are not kept away from, judged by
                                         ``protocol.routing.fault_latency``
-    GroupOrder    the queue of a message group, so that its messages stay in order while routes change
-    BrokerProbe   every 3 s asks each isolated broker, waits 200 ms ── answered: it may be chosen again
+    GroupOrder    the queue of a message group: its messages stay in order while routes change
+    BrokerProbe   every 3 s asks each isolated broker, for 200 ms; one that answers may be chosen
 
 Decides which ends of a send speak against its broker: a connection that failed, no answer, and
 refusals that another broker may not share. A message that no broker would take says nothing about
@@ -175,8 +175,8 @@ class GroupOrder:
 class BrokerProbe:
     """Asks isolated brokers whether they are there again, so that isolation ends with its cause and
     not after ten minutes: one daemon thread while there is somebody to ask; a broker that does not
-    even refuse a connection delays the others by one connect time-out. ``address(name)``: a broker's master, None when no route tells it. ``ask``:
-    ``ClientInstance.invoke``.
+    even refuse a connection delays the others by one connect time-out. ``address(name)``: a
+    broker's master, None when no route tells it. ``ask``: ``ClientInstance.invoke``.
     """
 
     def __init__(

@@ -3,7 +3,8 @@ message as Apache RocketMQ's SEND_MESSAGE_V2.
 
     RecordsPayload         SEND_RECORDS      1..65536 ordinary messages of one topic and queue
     RecordPayload          SEND_RECORDS      one ordinary message
-    SingleMessagePayload   SEND_MESSAGE_V2   one message of a special kind (delay, WAIT=false): the broker encodes it
+    SingleMessagePayload   SEND_MESSAGE_V2   one message of a special kind (delay, WAIT=false),
+                                             which the broker encodes
 
 Decides the form; where it goes, and how often, is ``client.sending.send_engine``'s. On its way
 through batches a message has one number for its two flags, the flag word: the user's flag, or, for

@@ -363,9 +363,7 @@ class Producer(ProducerBase):
         asks any producer of the group that has a checker. ``timeout``: s for each half and each
         end.
         """
-        return transaction.begin(
-            (self._core or self._ready(), self._config, self._steps), checker, timeout
-        )
+        return transaction.begin(self._core or self._ready(), self._steps, checker, timeout)
 
     # --- requests ---------------------------------------------------------------------------------
 

@@ -1,8 +1,9 @@
 """Requests that wait for a reply message (protocol-behaviour 25): the asking side.
 
-    request("rpc", b"x") ──message with CORRELATION_ID, REPLY_TO_CLIENT, TTL──> topic ──> some consumer, which replies (``client.producer.replying``)
-         │ waits                                                                                    │
-         └<── PUSH_REPLY_MESSAGE_TO_CLIENT 326, over the connection that sends heartbeats ── broker <──┘
+    request("rpc", b"x") ──message with CORRELATION_ID, REPLY_TO_CLIENT, TTL──> topic
+         │ waits                                                                  v
+         │            some consumer, which replies (``client.producer.replying``) ──> broker
+         └<── PUSH_REPLY_MESSAGE_TO_CLIENT 326, over the connection with the heartbeats <──┘
 
 Decides which reply belongs to which request, and when a request is over. Called by both producers;
 the broker's pushes come in by ``ProducerCore.handle_request``. A request is answered by whichever
@@ -133,7 +134,7 @@ class PendingRequests:
             return self._waiting.pop(correlation_id, None)
 
 
-class Requests:
+class RequestReply:
     """Requests of one producer core; made by its first request."""
 
     def __init__(self, core: ProducerCore) -> None:
@@ -145,7 +146,7 @@ class Requests:
         core.disowners.append(self._pending.orphan)
         core.worker.every("requests", SCAN_MS, self._pending.expire, first_ms=SCAN_FIRST_MS)
 
-    def begin(self, message: SendRequest, timeout_ms: float, started_ms: float) -> Asked:
+    def begin(self, message: SendRequest, timeout_ms: float, started_ms: float) -> InFlightRequest:
         """Make ``message`` a request that waits until ``timeout_ms`` after then (monotonic); the
         caller sends it.
         """
@@ -157,7 +158,7 @@ class Requests:
         }
         message.text += "".join(f"{name}\x01{value}\x02" for name, value in own.items())
         message.special = True
-        return Asked(
+        return InFlightRequest(
             self,
             correlation_id,
             self._pending.add(correlation_id, message.topic, timeout_ms, started_ms),
@@ -227,10 +228,10 @@ class AskOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class InFlightRequest:
     """A request on its way."""
 
-    requests: Requests
+    requests: RequestReply
     correlation_id: str
     pending: Pending
 
@@ -298,7 +299,7 @@ def ask(  # noqa: PLR0913 - a call
     body: bytes | None,
     timeout_ms: float,
     options: AskOptions,
-) -> Asked:
+) -> InFlightRequest:
     """Check and send a request; returns when it is handed to the connection. Its time includes what
     that waits for.
     """
@@ -306,7 +307,7 @@ def ask(  # noqa: PLR0913 - a call
     message, placement = request_of(topic_or_message, body, options, core.config.body_bytes_max)
     if steps is not None:
         steps.name(message)
-    requests = requests_of(core)
+    requests = request_reply_of(core)
     if not requests.knows(message.topic):
         core.queues.find(message.topic, timeout_ms)
         requests.introduce((message.topic,), core.left_ms(timeout_ms, started_ms))
@@ -326,16 +327,16 @@ def ask(  # noqa: PLR0913 - a call
     return asked
 
 
-def requests_of(core: ProducerCore) -> Requests:
+def request_reply_of(core: ProducerCore) -> RequestReply:
     """The core's requests, made at their first use."""
     if core.request_reply is None:
         with _making:
             if (
                 core.request_reply is None
             ):  # another thread may have made them: replies find only those who wait in one table
-                core.request_reply = Requests(core)
+                core.request_reply = RequestReply(core)
     found = core.request_reply
-    assert isinstance(found, Requests)
+    assert isinstance(found, RequestReply)
     return found
 
 
@@ -348,14 +349,15 @@ class LoopRequests:
     so that no request holds a thread while a topic has no master or a broker does not answer. A
     request ends within its time-out, which includes the wait for a route.
 
-    ask ──route──> introduced? ──no──> heartbeat, in a thread: one for all topics that wait ──> send (task) ──> reply, or the end of the time
+        ask ──route──> introduced? ──no──> heartbeat, in a thread: one for all topics that wait
+                            └──yes──> send (task) ──> reply, or the end of the time
     """
 
     def __init__(self, core: ProducerCore, sender: LoopSender, send: LoopSend) -> None:
         self.sender = sender
         self._core = core
         self._send = send
-        self._requests = requests_of(core)
+        self._requests = request_reply_of(core)
         self._untold: dict[str, asyncio.Future[None]] = {}
         self._telling: asyncio.Task[None] | None = None
         self._closed = False
@@ -385,7 +387,11 @@ class LoopRequests:
         return await asked.answer_in_loop()
 
     async def _ship(
-        self, asked: Asked, message: SendRequest, placement: Placement | None, timeout_ms: float
+        self,
+        asked: InFlightRequest,
+        message: SendRequest,
+        placement: Placement | None,
+        timeout_ms: float,
     ) -> None:
         try:
             await self._send(message, placement, timeout_ms)

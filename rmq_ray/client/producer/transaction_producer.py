@@ -2,8 +2,8 @@
 answers for it later (protocol-behaviour 20).
 
     class Pay(TransactionListener):
-        def execute_local_transaction(self, message, arg): ...   # right after the half is stored -> LocalTransactionState
-        def check_local_transaction(self, message): ...          # asked by a broker, maybe in another process of the group
+        def execute_local_transaction(self, message, arg): ...   # the half is stored: do it now
+        def check_local_transaction(self, message): ...          # a broker asks, maybe elsewhere
 
 Decides: what follows from the half's status and from what the listener did. Everything else is
 ``Producer``'s and ``transaction_engine``'s.
@@ -53,7 +53,7 @@ class TransactionProducer(Producer):
         """
         core = self._core or self._ready()
         timeout_ms = self._time(timeout)
-        sender = HalfSender.of(core, self._config, self._steps, None)
+        sender = HalfSender(core, self._steps)
         half = sender.send(half_of(message, self._config.body_bytes_max), None, timeout_ms)
         state, error = LocalTransactionState.ROLLBACK_MESSAGE, None
         if half.result.status is SendStatus.SEND_OK:

@@ -2,7 +2,7 @@
 strings, built by columns.
 
     body  binary, string             key   string or list<string>       tag   string
-                                     properties   a map column, or names of string columns (a null is left out)
+    properties   a map column, or names of string columns (a null is left out)
 
 Decides what a column may be and which values are illegal; errors name the column and the row, and
 come before anything is sent. Does not encode records (``codec.arrow_encoder``) or cut frames

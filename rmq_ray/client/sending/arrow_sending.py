@@ -1,7 +1,7 @@
 """A table on its way: cut into frames, each encoded by columns and sent while others are
 unanswered.
 
-    rows ──cut by bytes and count──> frame ──window of its broker──> AsyncSend ──> AsyncSender ──> ... ──> SendResult
+    rows ──cut by bytes and count──> frame ──window of its broker──> AsyncSender ──> SendResult
     on an event loop: rows checked and encoded in threads, frames sent by ``LoopSender``
 
 Each frame takes the next queue of the topic, so that rows of one frame keep their order and frames
@@ -58,7 +58,7 @@ WAIT_SLICE_S = 0.5  # cancellation reaches a thread between waits only
 
 @dataclass(slots=True)
 class ArrowFrame:
-    """CheckedRows [begin, end) of the table, as columns. ``weight``: bytes on the wire, rounded up."""
+    """Rows [begin, end) of the table, as columns. ``weight``: bytes on the wire, rounded up."""
 
     begin: int
     end: int

@@ -3,8 +3,8 @@
     AsyncSend ──admit, launch──> InFlightSend.start ──> connection
                      ^                                      │ answer (reader thread)
                      ├── worker thread <── send again ──────┤
-                     └── next part <── refused ─────────────┤  of several calls' messages (``batch_bisect``)
-                                         finished <─────────┘  window freed, next of the queue, futures completed
+                     └── next part <── refused ─────────────┤  see ``batch_bisect``
+                                         finished <─────────┘  futures completed, window freed
 
 Decides nothing about retries (``client.sending.send_engine``) or batches
 (``client.sending.batching``). Invariants: at most ``frames_in_flight_max`` frames of a broker are

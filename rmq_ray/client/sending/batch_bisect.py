@@ -2,7 +2,7 @@
 sent again in halves, so that each call gets a verdict of its own.
 
     frame, refused ──> left half ──stored──> results
-                       right half ──refused──> its halves ──> ... ──refused──> one message: the error is its own
+                       right half ──refused──> its halves ──> ... ──refused──> one message
 
 Decides which refusals may concern one message of many, and what is sent next: earlier messages
 first, and the next part when the one before has ended, so that what is stored keeps its order. Does

@@ -1,14 +1,15 @@
 """Batches that fill by themselves: where ``send_async`` puts a message, and when a batch leaves.
 
-    send_async ──append──> OpenBatch (one per topic, or per given queue) ──full, old or flushed──> AsyncSend ──> AsyncSender
+    send_async ──append──> OpenBatch ──full, old or flushed──> AsyncSend ──> AsyncSender
+                           (one per topic, or per given queue)
 
 A topic's batch sticks to one queue until it leaves; the next batch takes the next queue. Who fills
 a batch encodes and writes it; the worker thread only ships what is older than ``linger_ms``. A
 batch has a place in its broker's window from its first message on, so memory is bounded by window
-and batch size, and a caller beyond them waits (or gets ``BrokerBusy``). A batch leaves when half of its time
-is over, at once if its first caller has waited that long: those who join it get no more time than
-is left of his. Messages of one batch have the same time-out, by and large: one with another leaves
-it behind.
+and batch size, and a caller beyond them waits (or gets ``BrokerBusy``). A batch leaves when half of
+its time is over, at once if its first caller has waited that long: those who join it get no more
+time than is left of his. Messages of one batch have the same time-out, by and large: one with
+another leaves it behind.
 
 Decides when a batch is full or old. Does not decide what is sent again
 (``client.sending.async_sender``). Invariants: messages of one thread to one queue leave in the
@@ -242,7 +243,9 @@ class Accumulator:
         return SendFuture(batch.outcome, index), index + 1 >= self._messages_max
 
     def _leave(self, batch: OpenBatch) -> OpenBatch:
-        """Under the lock: nothing more is appended, and the batch has its place in the order of its queue."""
+        """Under the lock: nothing more is appended, and the batch has its place among those of its
+        queue.
+        """
         del self._open[batch.key]
         # a bound method cannot carry the batch
         prepare: Callable[[bool], InFlightSend] = lambda wait: self._encode(batch, wait)  # noqa: E731

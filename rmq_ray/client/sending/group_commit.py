@@ -2,17 +2,19 @@
 which leaves when a frame was answered.
 
     few threads   alone: one item, one frame each, written by the calling thread
-    a crowd       two frames are out: join the open group and sleep ── an answer comes ──> its threads wake one another, two at a time, and ask again:
-                  who makes the open group half of all threads here, or is the last one to wake, ships it
+    a crowd       two frames are out: join the open group and sleep ── an answer comes ──> its
+                  threads wake one another, two at a time, and ask again: who makes the open group
+                  half of all threads here, or is the last one to wake, ships it
 
 One thread's request is one round trip, as ever; the more threads, the more items a frame. With many
 threads two frames take turns: one is at the broker while the threads of the other wake and gather;
 while nobody here is awake, more go out. A group leaves at most 2 ms after an answer that freed a
 place, however long threads take. Decides who goes alone, who joins, who wakes whom and when a group
-leaves. ``GroupCommit`` does not decide what an item is or how a group travels: ``SendCoalescer`` does for
-messages, ``client.transaction`` for halves and ends.
+leaves, and what a group of messages becomes on the wire (``SendCoalescer``). Halves and ends of
+transactions are grouped by the same rules (``client.transaction.transaction_sending``).
 
-    member   WAITING ──its frame ends──> READY, in line ──one before it wakes──> AWAKE ──it looks at the line──> gone
+    member   WAITING ──its frame ends──> READY, in line ──one before it wakes──> AWAKE
+             ──it looks at the line──> gone
 
 One line for all groups, and few awake: threads that are woken together queue for the interpreter
 lock and are switched to twice each.
@@ -20,10 +22,12 @@ lock and are switched to twice each.
 Invariants: while a key has an open group, a frame of that key is out or threads are waking, whose
 end ships the group; a member's lock is released by whoever made it AWAKE, once; each frame out
 belongs to exactly one ``left`` or one group's end. A line that stops (a thread was killed while it
-was AWAKE) goes on within half a second: who is READY for longer wakes by itself. Of messages: a frame is
-stored whole or not at all; each thread gets a verdict of its own: of a frame that is refused
-because of one message, every thread sends its message again, alone, within the frame's time; nobody
-loses more than a tenth of a time-out by joining: a group that has waited longer leaves without him.
+was AWAKE) goes on within half a second: who is READY for longer wakes by itself.
+
+Invariants of messages: a frame is stored whole or not at all; each thread gets a verdict of its
+own: of a frame that is refused because of one message, every thread sends its message again, alone,
+within the frame's time; nobody loses more than a tenth of a time-out by joining: a group that has
+waited longer leaves without him.
 """
 
 from __future__ import annotations

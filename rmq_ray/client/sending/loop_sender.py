@@ -1,11 +1,12 @@
 """Frames of one event loop: what joins them, where they go, and over which connections.
 
-    send ──find, add──> LoopGroup (one per key and turn of the loop) ──call_soon──> ship (task) ──> resolve ──> AsyncConnection
+    send ──find, ask──> LoopGroup (one per key and turn of the loop)
+                            └──call_soon──> ship (task) ──> resolve ──> AsyncConnection
 
 Everything runs in the loop except route look-ups, which a thread does
-(``client.sending.route_wait``). What follows a failure is ``client.sending.send_engine``'s decision,
-as for threads; only the waiting differs. Halves and ends of transactions are grouped by
-``LoopGroups``, too.
+(``client.sending.route_wait``). What follows a failure is decided by
+``client.sending.send_engine``, as for threads; only the waiting differs. Halves and ends of
+transactions are grouped by ``LoopGroups``, too.
 
 Invariants: every caller of a group gets an end, also when the producer is closed before the group's
 task took its first step; a caller that is cancelled leaves its item in the group; at most

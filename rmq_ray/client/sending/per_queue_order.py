@@ -2,7 +2,7 @@
 they were made.
 
     add ──> pending ──next──> launching (one at a time) ──launched──> out ──ended──> gone
-                                                                       '── must be sent again: holds the queue until it ended
+                         it must be sent again: holds the queue until it ended <──┘
 
 Frames follow one another without waiting for answers. A queue waits for a frame that has to be sent
 again, and for every frame that is ordered (one out at a time): newer ones do not overtake it.

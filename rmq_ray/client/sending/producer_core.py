@@ -4,10 +4,10 @@ forked child cannot use it.
     Producer (names, life) ──> ProducerCore ──> SendEngine                     one send, waited for
                                             ──> SendCoalescer ──> AsyncSender  sends of many threads
                                             ──> Accumulator ──> AsyncSender    batches, futures
-                                            ──> ClientInstance                 routes, connections, heartbeat
+                                            ──> ClientInstance                 routes, connections
 
-Decides nothing about messages (``client.outgoing.send_request``) or retries. Invariant: every frame id taken is released exactly when its payload
-will not be sent again.
+Decides nothing about messages (``client.outgoing.send_request``) or retries. Invariant: every frame
+id taken is released exactly when its payload will not be sent again.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ and what is told in the end.
 
     RouteWait       attempt ──None──> pause ──> attempt ──> ... ──queues, or given_up──> caller
     TopicQueues     a thread sleeps between attempts
-    LoopRouteWait   tasks of an event loop await: one look-up for each topic, however many want to know
+    LoopRouteWait   tasks of an event loop await one look-up for each topic
 
 Decides that a name server which does not answer and a topic between two masters pass by themselves,
 and nothing else: a topic that is read-only by its own permission stays so (``RouteCache`` tells it

@@ -1,7 +1,8 @@
 """What happens to a message between the user's call and its batch, when a producer has more to do
 than send it.
 
-    name in its namespace ──> checks ──> hooks' before ──> body compressed ──> (placed and sent) ──> hooks' after
+    name in its namespace ──> checks ──> hooks' before ──> body compressed ──> (placed and sent)
+                                                                                  hooks' after <──┘
 
 A producer without namespace, hooks, trace and compression has no steps (``SendSteps.of`` is None),
 so that they cost it nothing. Decides the order of the steps. Called by both producers.
@@ -20,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import cast
 
+from rmq_ray.client.interceptors.message_trace import SendTrace
 from rmq_ray.client.interceptors.send_hooks import (
     ASYNC,
     ONEWAY,
@@ -28,7 +30,6 @@ from rmq_ray.client.interceptors.send_hooks import (
     SendContext,
     SendHook,
 )
-from rmq_ray.client.interceptors.trace import SendTrace
 from rmq_ray.client.outgoing.compressing import Compressor
 from rmq_ray.client.outgoing.send_future import SendFuture
 from rmq_ray.client.outgoing.send_payload import FrameParts

@@ -36,14 +36,6 @@ from rmq_ray.client.sending.loop_sender import LoopGroup, LoopGroups, LoopSender
 from rmq_ray.client.sending.producer_core import ProducerCore
 from rmq_ray.client.sending.send_engine import message_results
 from rmq_ray.client.sending.send_steps import SendSteps
-from rmq_ray.client.transaction.end_transaction import (
-    END_BYTES,
-    REQUEST_TIMEOUT_MS,
-    Answer,
-    answers_of,
-    ends_command,
-)
-from rmq_ray.client.transaction.half_sending import SHARED_TEXT_MAX, mark
 from rmq_ray.client.transaction.transaction import (
     COMMIT,
     ROLLBACK,
@@ -58,6 +50,15 @@ from rmq_ray.client.transaction.transaction_listener import (
     TransactionSendResult,
     failed_state,
     said_state,
+)
+from rmq_ray.client.transaction.transaction_sending import (
+    END_BYTES,
+    REQUEST_TIMEOUT_MS,
+    SHARED_TEXT_MAX,
+    Answer,
+    answers_of,
+    ends_command,
+    mark,
 )
 from rmq_ray.errors import ConnectionLost, RemotingError, RmqError, SendError, SendUnknown
 from rmq_ray.model.ids import MessageQueue

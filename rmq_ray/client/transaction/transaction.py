@@ -1,10 +1,11 @@
 """A transaction as users write it: messages that become visible together with what the user's code
 did, or never (protocol-behaviour 20).
 
-    with producer.transaction(checker) as tx:      # checker(message) -> LocalTransactionState, asked when this process is gone
+    with producer.transaction(checker) as tx:      # checker(message) -> LocalTransactionState
         tx.send("orders", b"body")                 # a half message: stored, invisible
         database.commit()
-    # left without an error: committed; by an error: rolled back
+    # left without an error: committed; by an error: rolled back; when this process is gone,
+    # brokers ask the checker of another one of the group
 
 Decides: when halves are ended and what of that the user is told. Does not decide how
 (``transaction_engine``). Several messages are ended one by one: after a crash in between the broker
@@ -36,7 +37,6 @@ from rmq_ray.client.sending.producer_core import ProducerCore
 from rmq_ray.client.sending.send_steps import SendSteps
 from rmq_ray.client.transaction.transaction_checks import Checker
 from rmq_ray.client.transaction.transaction_engine import Half, TransactionEngine, check_immunity
-from rmq_ray.config import ProducerConfig
 from rmq_ray.errors import ClientError, RmqError, TransactionError
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import Message, SendResult, SendStatus
@@ -61,38 +61,18 @@ def engine_of(core: ProducerCore, checker: Checker | None) -> TransactionEngine:
 
 
 class HalfSender:
-    """Sends halves of one producer, through its hooks and compression where it has them."""
+    """Sends halves of one producer, through its hooks and compression where it has them.
+    ``checker``: from now on, if there is one.
+    """
 
     def __init__(
-        self,
-        engine: TransactionEngine,
-        core: ProducerCore,
-        config: ProducerConfig,
-        steps: SendSteps | None,
+        self, core: ProducerCore, steps: SendSteps | None, checker: Checker | None = None
     ) -> None:
-        self.engine = engine
-        self.config = config
+        self.engine = engine = engine_of(core, checker)
+        self.config = core.config
         self._core = core
         self._steps = steps
         watch_ends(engine, steps)
-
-    @classmethod
-    def of(
-        cls,
-        core: ProducerCore,
-        config: ProducerConfig,
-        steps: SendSteps | None,
-        checker: Checker | None,
-    ) -> HalfSender:
-        """The one of this producer, made at its first use; with this checker from now on if there
-        is one.
-        """
-        engine = engine_of(core, checker)
-        if engine.sender is None:
-            engine.sender = cls(engine, core, config, steps)
-        found = engine.sender
-        assert isinstance(found, cls)
-        return found
 
     def send(
         self,
@@ -289,15 +269,13 @@ class Transaction(OpenTransaction):
 
 
 def begin(
-    parts: tuple[ProducerCore, ProducerConfig, SendSteps | None],
-    checker: Checker,
-    timeout: float | None,
+    core: ProducerCore, steps: SendSteps | None, checker: Checker, timeout: float | None
 ) -> Transaction:
     """A transaction of the producer with these parts. ``timeout``: s for each half and each end;
     None = the producer's.
     """
     required(checker)
-    sender = HalfSender.of(*parts, checker)
+    sender = HalfSender(core, steps, checker)
     return Transaction(
         sender, float(sender.config.send_timeout_ms) if timeout is None else timeout_in_ms(timeout)
     )

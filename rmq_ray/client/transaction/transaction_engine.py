@@ -24,9 +24,8 @@ from typing import NamedTuple
 from rmq_ray.client.interceptors.send_hooks import TransactionEnd
 from rmq_ray.client.outgoing.send_request import SendRequest
 from rmq_ray.client.sending.producer_core import ProducerCore
-from rmq_ray.client.transaction.end_transaction import EndSender
-from rmq_ray.client.transaction.half_sending import HalfSending
 from rmq_ray.client.transaction.transaction_checks import Checker, TransactionChecks
+from rmq_ray.client.transaction.transaction_sending import EndSender, HalfSending
 from rmq_ray.errors import (
     ClientError,
     RemotingError,
@@ -76,10 +75,6 @@ class TransactionEngine:
         self._checks = TransactionChecks(core.instance, core.group, self.known)
         core.requests[RequestCode.CHECK_TRANSACTION_STATE] = self._checks.asked
         self._closed = False
-        self.sender: object = None
-        """What sends the producer's halves (``transaction.HalfSender``); it belongs to the engine
-        because it is made once.
-        """
         core.closers.append(self._close)
 
     @classmethod

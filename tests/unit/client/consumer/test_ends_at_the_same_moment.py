@@ -16,7 +16,7 @@ import pytest
 
 from rmq_ray.client.instance.timers import Timers
 from rmq_ray.client.producer import request_reply
-from rmq_ray.client.producer.request_reply import Requests, requests_of
+from rmq_ray.client.producer.request_reply import RequestReply, request_reply_of
 from rmq_ray.client.pull import pull_life
 from rmq_ray.client.pull.pull_consumer import PullConsumer
 from rmq_ray.client.push import listener_invoker, push_consumer
@@ -120,7 +120,7 @@ def core_of(clock: ManualClock) -> Any:
 
 def test_a_reply_that_is_being_written_down_when_the_time_is_over_is_the_answer() -> None:
     clock = ManualClock()
-    requests = Requests(core_of(clock))
+    requests = RequestReply(core_of(clock))
     pending = requests._pending.add("1", "rpc", 100.0, clock.monotonic_ms())
     clock.advance_ms(100)
     message: Any = object()
@@ -144,9 +144,9 @@ def test_two_first_requests_wait_in_one_table(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(request_reply, "PendingRequests", table)
     core, found = core_of(ManualClock()), []
-    threads = [beside(lambda: found.append(requests_of(core)))]
+    threads = [beside(lambda: found.append(request_reply_of(core)))]
     assert first_is_in.wait(WAIT_S)
-    threads.append(beside(lambda: found.append(requests_of(core))))
+    threads.append(beside(lambda: found.append(request_reply_of(core))))
     for thread in threads:
         thread.join(WAIT_S)
     assert found[0] is found[1] and len(core.closers) == 1

@@ -9,7 +9,7 @@ import pytest
 
 from rmq_ray.client.instance.timers import Timers
 from rmq_ray.client.producer import request_reply
-from rmq_ray.client.producer.request_reply import PendingRequests, Requests
+from rmq_ray.client.producer.request_reply import PendingRequests, RequestReply
 from rmq_ray.clock import ManualClock
 from rmq_ray.errors import BrokerBusy, ClientError, RequestTimeout
 from rmq_ray.remoting.wire.codes import RequestCode
@@ -21,7 +21,7 @@ def test_requests_are_looked_at_after_3_s_and_then_every_second() -> None:
     core = SimpleNamespace(
         clock=clock, requests={}, closers=[], disowners=[], worker=Timers(clock, "worker")
     )
-    requests = Requests(cast(Any, core))
+    requests = RequestReply(cast(Any, core))
     assert RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT in core.requests and len(core.closers) == 1
     first = requests._pending.add("1", "rpc", 100.0, clock.monotonic_ms())
     clock.advance_ms(2_999)

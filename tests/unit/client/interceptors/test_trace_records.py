@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from rmq_ray.client.instance.managed import ServiceState
-from rmq_ray.client.interceptors import trace_dispatcher
-from rmq_ray.client.interceptors.trace_dispatcher import TraceDispatcher
+from rmq_ray.client.interceptors import message_trace
+from rmq_ray.client.interceptors.message_trace import TraceDispatcher
 from rmq_ray.clock import ManualClock
 from rmq_ray.errors import ConnectionLost
 from rmq_ray.model.ids import Address, MessageQueue
@@ -79,15 +79,14 @@ def test_records_leave_together_and_the_rest_when_it_closes() -> None:
 def test_a_full_queue_drops_and_never_blocks(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(trace_dispatcher, "QUEUE_MAX", 8)
+    monkeypatch.setattr(message_trace, "QUEUE_MAX", 8)
     client = FakeClient()
     client.gate.clear()
     made = dispatcher(client)
     made.start()
     taken = [made.add(record(n)) for n in range(200)]
     assert (
-        taken.count(True) <= 8 + trace_dispatcher.BATCH_MAX
-        and made.dropped == taken.count(False) > 0
+        taken.count(True) <= 8 + message_trace.BATCH_MAX and made.dropped == taken.count(False) > 0
     )
     client.gate.set()
     made.close()
@@ -97,8 +96,8 @@ def test_a_full_queue_drops_and_never_blocks(
 def test_a_batch_longer_than_the_queue_is_traced_whole_and_many_of_them_have_a_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(trace_dispatcher, "QUEUE_MAX", 8)
-    monkeypatch.setattr(trace_dispatcher, "RECORDS_MAX", 500)
+    monkeypatch.setattr(message_trace, "QUEUE_MAX", 8)
+    monkeypatch.setattr(message_trace, "RECORDS_MAX", 500)
     client = FakeClient()
     client.gate.clear()
     made = dispatcher(client)
@@ -111,7 +110,7 @@ def test_a_batch_longer_than_the_queue_is_traced_whole_and_many_of_them_have_a_l
 
 
 def test_large_records_are_cut_into_several_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace_dispatcher, "MESSAGE_BYTES_MAX", 1_000)
+    monkeypatch.setattr(message_trace, "MESSAGE_BYTES_MAX", 1_000)
     client = FakeClient()
     made = dispatcher(client)
     made.start()

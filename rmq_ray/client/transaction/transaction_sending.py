@@ -1,31 +1,40 @@
-"""Half messages on the wire: frames of records for the half topic, shared by threads that begin
-transactions at once (protocol-behaviour 20).
+"""Half messages and their ends on the wire: threads that begin, or finish, transactions at once
+share frames (protocol-behaviour 20).
 
-    send of a thread ──alone, or in a group──> HalfPayload ──SEND_HALVES──> the queue's broker
+    half   ──alone, or in a group──> HalfPayload ──SEND_HALVES──────> the queue's broker
+    end    ──alone, or in a group──> End, End, ... ──END_TRANSACTIONS──> the broker that has the halves
 
-Decides the form, and that a half is repeated on its own broker only. Does not decide what the
-sender remembers of it (``transaction_engine``) or who shares with whom (``group_commit``). Halves with
-an immunity, a given queue or long properties of their own go alone.
+Decides the forms, what travels together, and that a half is repeated on its own broker only. Does
+not decide what the sender remembers of a half, or how often an end is repeated
+(``transaction_engine``), nor who shares with whom (``client.sending.group_commit``). Halves with an
+immunity, a given queue or long properties of their own go alone; whoever ends gets its own answer,
+or the error that the request met. Thread-safe.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.outgoing.send_payload import FLAG_MAX, frame_stored_at, split_words
 from rmq_ray.client.outgoing.send_request import SendRequest
-from rmq_ray.client.sending.group_commit import MessageGroup, SendCoalescer
+from rmq_ray.client.sending.group_commit import Group, GroupCommit, MessageGroup, SendCoalescer
 from rmq_ray.client.sending.producer_core import ProducerCore
 from rmq_ray.codec.frame_encoder import encode_frame, encode_single
-from rmq_ray.model.ids import FrameId, MessageQueue
+from rmq_ray.errors import ConnectFailed, RemotingError, RequestTimeout
+from rmq_ray.model.ids import Address, FrameId, MessageQueue
 from rmq_ray.model.message import SendResult
 from rmq_ray.model.topics import HALF_TOPIC
 from rmq_ray.protocol.transaction import half_prefix
 from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.wire.frame import BINARY, Buffer, Command
-from rmq_ray.remoting.wire.halves import HalvesHeader
+from rmq_ray.remoting.wire.halves import ENDS_MAX, End, HalvesHeader, pack_ends, unpack_end_answers
 from rmq_ray.remoting.wire.records import pack_send, pack_send_one
 
+END_BYTES = 32
+REQUEST_TIMEOUT_MS = 3_000.0
+Answer = tuple[int, str | None]
+"""Response code and remark."""
 # characters of properties: a longer half goes alone, so that a refusal of it is nobody else's
 SHARED_TEXT_MAX = 7_000
 _KEY_CHARS = 32  # of UNIQ_KEY, which ends each text
@@ -104,12 +113,14 @@ class HalfCoalescer(SendCoalescer):
     alone_max = 1  # as for ends
     crowd_min = 2
     idle_max = 1
-    group_name = ""
 
     def _payload(self, group: MessageGroup, timeout_ms: float) -> HalfPayload:
         group.outcome.transactional = True
         return HalfPayload(
-            self.group_name, group.items, self._clock.now_ms(), self._identity.take(timeout_ms)
+            self._engine.config.group,
+            group.items,
+            self._clock.now_ms(),
+            self._identity.take(timeout_ms),
         )
 
 
@@ -123,7 +134,6 @@ class HalfSending:
         self._timeout_ms = float(core.config.send_timeout_ms)
         self.engine = core.engine.idempotent()
         self._coalescer = HalfCoalescer(self.engine, core.identity, core.async_sender, self._again)
-        self._coalescer.group_name = core.group
 
     def send(
         self, message: SendRequest, key: str, timeout_ms: float, immunity_s: int | None
@@ -179,3 +189,103 @@ class HalfSending:
             return self.engine.send(payload, queue, pinned, timeout_ms, started_ms)
         finally:
             self._core.identity.release(payload.frame_id)
+
+
+# --- ends ---
+
+
+class EndGroup(Group[End]):
+    """Ends for one broker, whose name is the key. ``outcome``: what each was answered, or what the
+    request met.
+    """
+
+    __slots__ = ("outcome",)
+
+    def __init__(self, key: str) -> None:
+        super().__init__(key)
+        self.outcome: list[Answer] | RemotingError | None = None
+
+
+class EndSender(GroupCommit[End, EndGroup]):
+    """Of one producer. One request to a broker at a time: threads with transactions wait twice
+    each, so there are fewer of them to share.
+    """
+
+    alone_max = 1
+    crowd_min = 2
+    idle_max = 1
+
+    def __init__(self, instance: ClientInstance, group: str) -> None:
+        super().__init__(instance.clock, ENDS_MAX, ENDS_MAX * END_BYTES)
+        self._instance = instance
+        self._group = group
+
+    def end(self, broker_name: str, end: End, timeout_ms: float) -> Answer:
+        """Tell a broker and wait, alone or with others. Raises ``RemotingError``: it may have
+        happened.
+        """
+        place = self.join(broker_name, end, END_BYTES, lambda: EndGroup(broker_name))
+        if place is None:
+            try:
+                return answers_of(
+                    self._instance.invoke(
+                        self._address(broker_name), ends_command(self._group, [end]), timeout_ms
+                    ),
+                    1,
+                )[0]
+            finally:
+                self.left(broker_name)
+        group, index = place
+        self.sleep(group, index, timeout_ms)
+        outcome = group.outcome
+        if outcome is None:
+            raise RequestTimeout(
+                f"{broker_name} did not answer within {timeout_ms:.0f} ms", broker_name
+            )
+        if isinstance(outcome, RemotingError):
+            raise type(outcome)(*outcome.args)
+        return outcome[index]
+
+    def _ship(self, group: EndGroup) -> None:
+        def answered(
+            outcome: Command | RemotingError,
+        ) -> None:  # in a reader's thread: no sending here
+            try:
+                group.outcome = (
+                    answers_of(outcome, len(group.items))
+                    if isinstance(outcome, Command)
+                    else outcome
+                )
+            except RemotingError as error:
+                group.outcome = error
+            group.ended()
+
+        try:
+            self._instance.invoke_async(
+                self._address(group.key),
+                ends_command(self._group, group.items),
+                REQUEST_TIMEOUT_MS,
+                answered,
+            )
+        except RemotingError as error:
+            answered(error)
+
+    def _address(self, broker_name: str) -> Address:
+        address = self._instance.broker_address(broker_name)
+        if address is None:
+            raise ConnectFailed(f"no address of broker {broker_name!r} is known")
+        return address
+
+
+def ends_command(group: str, ends: list[End]) -> Command:
+    """The request that tells a broker all of them."""
+    return Command(RequestCode.END_TRANSACTIONS, body=pack_ends(group, ends), serialize=BINARY)
+
+
+def answers_of(answer: Command, count: int) -> list[Answer]:
+    """What a broker said of each of ``count`` ends. ``MalformedFrame`` for what it cannot have
+    said.
+    """
+    if answer.code != 0:  # nothing of it was looked at, or nobody knows
+        return [(answer.code, answer.remark)] * count
+    return unpack_end_answers(answer.body_bytes(), count)
