@@ -345,7 +345,7 @@ class ProducerCore:
             self.identity.release(payload.frame_id)
 
     def _send_ordered(self, message: SendRequest, timeout_ms: float) -> SendResult:
-        """In the order of its queue, behind what was sent to it before; its batch leaves at once."""
+        """In the order of its queue, behind what was sent there before; its batch leaves at once."""
         assert message.queue is not None
         started_ms = self.clock.monotonic_ms()
         future = self.batches.append(

@@ -1,8 +1,8 @@
 """Half messages and their ends on the wire: threads that begin, or finish, transactions at once
 share frames (protocol-behaviour 20).
 
-    half   ──alone, or in a group──> HalfPayload ──SEND_HALVES──────> the queue's broker
-    end    ──alone, or in a group──> End, End, ... ──END_TRANSACTIONS──> the broker that has the halves
+    half ──alone, or in a group──> HalfPayload ──SEND_HALVES─────────> the queue's broker
+    end  ──alone, or in a group──> End, End, ... ──END_TRANSACTIONS──> the halves' broker
 
 Decides the forms, what travels together, and that a half is repeated on its own broker only. Does
 not decide what the sender remembers of a half, or how often an end is repeated
