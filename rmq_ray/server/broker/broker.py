@@ -374,7 +374,7 @@ class Broker:
         )
         self._replica = Replica(
             config.but(master=master) if master else config,
-            core,
+            core.follower_parts(),
             to_master,
             self._clock,
             self._look_up_master,

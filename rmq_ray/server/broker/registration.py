@@ -11,7 +11,6 @@ missed it gets with the next registration, which always carries the whole table.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import BrokerHeader, RegisterBrokerAnswer, RegisterBrokerHeader
 from rmq_ray.server.base.identity import Identity
+from rmq_ray.server.base.waits import wait_at_most
 
 log = logging.getLogger("rmq_ray.server")
 SECOND_REGISTRATION_S = 10.0
@@ -102,9 +102,7 @@ class Registration:
         """
         if not self._known:
             self._everywhere.clear()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._everywhere.wait()
+        await wait_at_most(self._everywhere, timeout_s)
         return self._everywhere.is_set()
 
     def changed(self) -> None:
@@ -158,9 +156,7 @@ class Registration:
                     error,
                 )
                 await self._drop(server)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
-                    await server.due.wait()
+            await wait_at_most(server.due, pause_s)
 
     async def _told(self, server: _Server) -> bool:
         """Register, or where this broker has no role now unregister. False: nothing can be told

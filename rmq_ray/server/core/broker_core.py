@@ -58,6 +58,7 @@ from rmq_ray.server.replication.replication import Replication
 from rmq_ray.server.send.acknowledgements import Acknowledgements
 from rmq_ray.server.send.message_writer import MessageWriter
 from rmq_ray.server.send.send_hooks import hooked
+from rmq_ray.server.slave.replica import FollowerParts
 from rmq_ray.server.tables.broker_tables import BrokerTables, LoadedTables
 from rmq_ray.server.transaction.transaction_handlers import TransactionAsker
 from rmq_ray.server.transaction.transaction_service import Transactions
@@ -331,6 +332,18 @@ class BrokerCore:
     def _remove_handed_out(self) -> None:
         for name in ("queue_locks", "pop.journal"):
             self._files.unlink(f"{self.config.store.path}/rmq_ray/{name}")
+
+    def follower_parts(self) -> FollowerParts:
+        """What following a master feeds."""
+        return FollowerParts(
+            self.identity,
+            self.keeper,
+            self.tables,
+            self.delays.load,
+            self.timed.follow,
+            self.pulls.parked.arrived,
+            self.gate.confirmed if self.gate is not None else lambda _end, _opened: None,
+        )
 
     def status(self) -> dict[str, Any]:
         """States and counts; plain values."""

@@ -7,7 +7,6 @@ never will.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 
 from rmq_ray.clock import Clock
@@ -18,6 +17,7 @@ from rmq_ray.model.ids import Address
 from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.remoting.listener import Listener
 from rmq_ray.server.base.listen_port import listen, port_file
+from rmq_ray.server.base.waits import wait_at_most
 from rmq_ray.server.namesrv.name_server import NameServer
 
 log = logging.getLogger("rmq_ray.server")
@@ -65,9 +65,7 @@ class NameServerRunner:
             return
         while not self._stopping.is_set():
             self.server.tick(self._clock.now_ms())
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(TICK_S):
-                    await self._stopping.wait()
+            await wait_at_most(self._stopping, TICK_S)
         await self._listener.close()
         self._release()
 

@@ -17,7 +17,6 @@ moment on in which this replica learns of a later epoch it acknowledges nothing 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,6 +26,7 @@ from rmq_ray.clock import Clock
 from rmq_ray.errors import RmqError
 from rmq_ray.model.reigns import Assignment, ReplicaReport, Role, slave_id
 from rmq_ray.protocol.election.replication import LEASE_MS
+from rmq_ray.server.base.waits import wait_at_most
 
 log = logging.getLogger("rmq_ray.server.replication.leadership")
 RETRY_S = 1.0
@@ -242,9 +242,7 @@ class Reign:
             except RmqError as error:
                 log.error("replica %d: %s", self.replica, error)
                 self._fault = f"{type(error).__name__}: {error}"
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(RETRY_S):
-                        await self._wake.wait()
+                await wait_at_most(self._wake, RETRY_S)
                 self._wake.set()
             finally:
                 self._changing = False

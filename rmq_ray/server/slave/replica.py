@@ -19,7 +19,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rmq_ray.clock import Clock
@@ -28,14 +28,17 @@ from rmq_ray.errors import (
     ConnectFailed,
     LogDiverged,
     RemotingError,
+    ResponseError,
     RmqError,
     StoreCorrupt,
     StoreNotReady,
 )
 from rmq_ray.model.ids import Address
 from rmq_ray.protocol.election.lineage import parting_point
+from rmq_ray.protocol.transaction import SYSTEM_GROUP
 from rmq_ray.remoting.async_connection import AsyncConnection
 from rmq_ray.remoting.handshake import Credentials
+from rmq_ray.remoting.wire import bodies, bodies_admin
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import BINARY, Command
 from rmq_ray.remoting.wire.replicas import (
@@ -44,20 +47,24 @@ from rmq_ray.remoting.wire.replicas import (
     LogLineage,
     pack_follow,
     unpack_lineage,
+    unpack_state,
 )
+from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.offload import ThreadOffload
-from rmq_ray.server.core.broker_core import BrokerCore
+from rmq_ray.server.base.store_keeper import StoreKeeper
+from rmq_ray.server.base.waits import wait_at_most
 from rmq_ray.server.replication.leadership import Reign
-from rmq_ray.server.slave.replica_repair import Repair
 from rmq_ray.server.slave.replica_stream import (
     TIMEOUT_MS,
+    Repair,
     ReplicaStream,
     Threads,
     sound_answer,
 )
-from rmq_ray.server.slave.replica_tables import ReplicaTables
+from rmq_ray.server.tables.broker_tables import BrokerTables
 from rmq_ray.store.replication.follower_store import FollowerStore, Lineage
 from rmq_ray.store.replication.log_source import Tail
+from rmq_ray.store.tables.config_files import TimerProgress
 
 log = logging.getLogger("rmq_ray.server.replication.replication")
 PAUSE_MS, PAUSE_DIVERGED_MS, PAUSE_REIGN_MS = 250, 5_000, 100
@@ -66,6 +73,22 @@ STOP_WAIT_S = 60.0  # for what the thread does with the store: cutting a log tak
 FRAME_BYTES_MAX = BYTES_MAX + (1 << 20)
 FIRST_SYNC_MS = 1_000  # RocketMQ: 3 s
 LOOK_MS = 1_000
+REACHED_PAUSE_S, REACHED_TRIES = 0.02, 150
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerParts:
+    """What of a broker a slave feeds. ``arrived``: wakes pulls that are held here; ``confirmed(log
+    offset, opened end)``: up to where the master's log is confirmed.
+    """
+
+    identity: Identity
+    keeper: StoreKeeper
+    tables: BrokerTables
+    take_delays: Callable[[dict[int, int]], None]
+    take_timer: Callable[[TimerProgress], None]
+    arrived: Callable[[str, int, int, Sequence[int]], None]
+    confirmed: Callable[[int, int], None]
 
 
 class Replica:
@@ -76,7 +99,7 @@ class Replica:
     def __init__(  # noqa: PLR0913 - what following takes
         self,
         config: BrokerConfig,
-        core: BrokerCore,
+        parts: FollowerParts,
         credentials: Credentials | None,
         clock: Clock,
         look_up: Callable[[], None],
@@ -87,7 +110,7 @@ class Replica:
         self._reign = reign
         self._epoch = epoch
         self._config = config
-        self._core = core
+        self._parts = parts
         self._credentials = credentials
         self._clock = clock
         self._look_up = look_up
@@ -96,7 +119,7 @@ class Replica:
         self._thread = ThreadOffload(f"{config.broker_name}-replica", on_fatal, 1)
         self._helper = ThreadOffload(f"{config.broker_name}-replica-helper", on_fatal, 1)
         self._repair = Repair(self._thread, self._polls, clock)
-        self._tables = ReplicaTables(core)
+        self._tables = ReplicaTables(parts)
         self._task: asyncio.Task[None] | None = None
         self._master = config.master
         self._connected = False
@@ -125,14 +148,14 @@ class Replica:
 
     def master_at(self, address: str) -> None:
         """A name server says where the master is; a configured master stays."""
-        if self._config.master is None and address != self._core.identity.address:
+        if self._config.master is None and address != self._parts.identity.address:
             self._master = address
 
     def status(self) -> dict[str, Any]:
         """Plain values. ``lag_ms``: since this slave last had all of the master's log; None = it
         never had.
         """
-        store = self._core.keeper.store
+        store = self._parts.keeper.store
         behind = max(0, self._master_end - (0 if store is None else store.end_offset))
         lag_ms: int | None = 0
         if behind or not self._connected:
@@ -164,7 +187,7 @@ class Replica:
                 pause_ms = PAUSE_DIVERGED_MS
                 self._failed(error, logging.ERROR)
             except RmqError as error:
-                self._core.keeper.check(error)
+                self._parts.keeper.check(error)
                 self._failed(error, logging.INFO)
             await asyncio.sleep(
                 (pause_ms if self._epoch is None else min(pause_ms, PAUSE_REIGN_MS)) / 1000
@@ -175,7 +198,7 @@ class Replica:
             log.log(
                 level,
                 "slave %d of %s does not follow now: %s",
-                self._core.identity.broker_id,
+                self._parts.identity.broker_id,
                 self._config.broker_name,
                 error,
             )
@@ -184,7 +207,7 @@ class Replica:
             self._look_up()
 
     async def _session(self) -> None:
-        store = self._core.keeper.store
+        store = self._parts.keeper.store
         if not isinstance(store, FollowerStore):
             raise StoreNotReady("the slave still reads its disk")
         if self._master is None:
@@ -206,12 +229,13 @@ class Replica:
             syncing.add_done_callback(self._ended)
             await self._repair.run(connection, store, self._master_begin)
             stream = ReplicaStream(
-                self._core,
+                self._parts.keeper,
                 connection,
                 store,
                 Threads(self._thread, self._helper),
                 self._config.replica_bytes,
                 self._polls,
+                self._parts.confirmed,
                 lambda end: self._note(store, end),
                 flush_counts,
             )
@@ -228,8 +252,8 @@ class Replica:
     async def _follow(self, connection: AsyncConnection, store: FollowerStore) -> bool:
         tail, origin = await self._thread.run(lambda: (store.tail(), store.origin()))
         asked = FollowLog(
-            self._core.identity.broker_id,
-            self._core.identity.address,
+            self._parts.identity.broker_id,
+            self._parts.identity.address,
             origin.log,
             tail.begin,
             tail.end,
@@ -318,8 +342,8 @@ class Replica:
         is a reason to fetch the tables.
         """
         if self._config.long_polling:
-            self._core.pulls.parked.arrived(topic, queue_id, maximum, codes)
-        if topic not in self._core.tables.topics:
+            self._parts.arrived(topic, queue_id, maximum, codes)
+        if topic not in self._parts.tables.topics:
             self._strange.set()
 
     @property
@@ -340,9 +364,7 @@ class Replica:
             0,
         )
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait_ms / 1000):
-                    await self._strange.wait()
+            await wait_at_most(self._strange, wait_ms / 1000)
             wait_ms, passed_ms = self._look_ms, passed_ms + wait_ms
             try:
                 if (
@@ -364,6 +386,106 @@ class Replica:
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._on_fatal(error)
+
+
+class ReplicaTables:
+    """What a slave knows besides the log: the master's topics, groups, consumed offsets, delay
+    offsets, and how far its timer is (protocol-behaviour 22).
+
+        21 topics, 201 groups           when their data version differs   written at once
+        43 offsets, 45 delay offsets    every time                        with the periodic saves
+        REPLICA_STATE, the timer        when it differs                   written at once
+
+    What was delivered or ended (delay offsets, the timer, offsets of half messages) is taken over
+    when this log has all that the master's had then: a slave that is promoted must not believe in a
+    copy that it does not have. Not fetched, and why: queue locks (leases of 60 s, lost with a
+    master as in RocketMQ), popped messages (the group's offsets are behind them: they are handed
+    out again), filters (consumers bring them with their heartbeats, to slaves too), ends of
+    transactions (records of the log). Invariant: a table is replaced as a whole or not at all.
+    """
+
+    def __init__(self, parts: FollowerParts) -> None:
+        self._parts = parts
+        self.synced = 0
+        """How often everything was fetched."""
+
+    async def sync(self, connection: AsyncConnection) -> None:
+        """Fetch everything once. Raises ``RemotingError``; what came before stays."""
+        parts = self._parts
+        if not parts.tables.loaded:
+            return
+        self._take_topics(await self._ask(connection, RequestCode.GET_ALL_TOPIC_CONFIG))
+        self._take_groups(await self._ask(connection, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG))
+        offsets = await self._ask(connection, RequestCode.GET_ALL_CONSUMER_OFFSET)
+        delays = bodies_admin.decode_delay_offsets(
+            (await self._ask(connection, RequestCode.GET_ALL_DELAY_OFFSET)).body_bytes()
+        )
+        timer, end, _ = unpack_state((await self._ask(connection, RequestCode.REPLICA_STATE)).body)
+        reached = await self._reached(end)
+        self._take_offsets(offsets, reached)
+        if reached:
+            parts.take_delays(delays)
+            parts.take_timer(TimerProgress(*timer))
+        self.synced += 1
+
+    async def is_stale(self, connection: AsyncConnection) -> bool:
+        """Whether the master has other topics or groups than were fetched last. Raises
+        ``RemotingError``.
+        """
+        told = unpack_state((await self._ask(connection, RequestCode.REPLICA_STATE)).body)[2]
+        return bool(told) and told != self._parts.tables.versions()
+
+    async def _reached(self, end: int) -> bool:
+        """Wait for the log's bytes below ``end``; False when they are not there after a while."""
+        for _ in range(REACHED_TRIES):
+            store = self._parts.keeper.store
+            if store is not None and store.end_offset >= end:
+                return True
+            await asyncio.sleep(REACHED_PAUSE_S)
+        return False
+
+    async def _ask(self, connection: AsyncConnection, code: RequestCode) -> Command:
+        answer = await connection.request(Command(code), TIMEOUT_MS)
+        if answer.code != 0:
+            raise ResponseError(f"{code.name} was refused: {answer.remark}", answer.code)
+        return answer
+
+    def _take_topics(self, answer: Command) -> None:
+        tables = self._parts.tables
+        topics, version = bodies.decode_topic_configs(answer.body_bytes())
+        if version == tables.topics.version:
+            return
+        gone = set(tables.topics.names()) - set(topics)
+        tables.topics.load(topics, version)
+        tables.save_topics()
+        tables.on_topics()
+        store = self._parts.keeper.store
+        for topic in gone if store is not None else ():
+            try:
+                store.delete_topic(topic)  # type: ignore[union-attr]
+            except RmqError as error:
+                log.warning("queues of %s, which the master deleted, stay: %s", topic, error)
+
+    def _take_groups(self, answer: Command) -> None:
+        groups, version = bodies_admin.decode_group_configs(answer.body_bytes())
+        if version != self._parts.tables.groups.version:
+            self._parts.tables.groups.load(groups, version)
+            self._parts.tables.save_groups()
+
+    def _take_offsets(self, answer: Command, reached: bool) -> None:
+        offsets = self._parts.tables.offsets
+        found = {}
+        for key, queues in bodies_admin.decode_offset_table(answer.body_bytes()).items():
+            topic, _, group = key.partition("@")
+            found[topic, group] = queues
+        if not reached:
+            found = {key: queues for key, queues in found.items() if key[1] != SYSTEM_GROUP}
+            found |= {
+                key: queues for key, queues in offsets.tables().items() if key[1] == SYSTEM_GROUP
+            }
+        if found != offsets.tables():
+            offsets.load(found)
+            offsets.dirty = True
 
 
 def _showing(asked: FollowLog, tail: Tail) -> FollowLog:

@@ -1,8 +1,8 @@
 """The bytes of one session of a slave: polls the master, has them checked, written and made
-visible.
+visible; before that, the repair of broken stretches.
 
-    poll ─> piece ─────────────> checked ──> written, synced where that counts ──> dispatched      three pieces at once, in two threads
-              └─> the next poll
+    poll ─> piece ───> checked ──> written, synced where that counts ──> dispatched
+              └─> the next poll                            (three pieces at once, in two threads)
 
 Decides: when to ask for what, what is looked at together with the piece before it, what the master
 is to look at again. Does not decide which bytes are good (the store), whom to follow (``replica``).
@@ -18,11 +18,23 @@ received into again when its piece is visible.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
-from rmq_ray.errors import LogDiverged, RemotingError, ResponseError, StoreCorrupt, StoreNotReady
+from rmq_ray.clock import Clock
+from rmq_ray.errors import (
+    ConnectionLost,
+    LogDiverged,
+    RemotingError,
+    RequestTimeout,
+    ResponseError,
+    StoreCorrupt,
+    StoreNotReady,
+    StoreUnreadable,
+)
 from rmq_ray.remoting.async_connection import AsyncConnection
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import BINARY, Command
@@ -34,15 +46,19 @@ from rmq_ray.remoting.wire.replicas import (
     unpack_piece,
 )
 from rmq_ray.server.base.offload import ThreadOffload
-from rmq_ray.server.core.broker_core import BrokerCore
+from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.store.replication.follower_check import Broken, CheckedPiece
 from rmq_ray.store.replication.follower_store import FollowerStore
 
+log = logging.getLogger("rmq_ray.server.replication.replication")
 POLL_WAIT_MS = 500  # an idle slave reports as often
 TIMEOUT_MS = 3_000
 SUSPECTS_MAX = 3  # the same bytes, read again by the master
 LONG_BYTES = 1 << 20
 WRITING_MAX = 2  # pieces that are being written or dispatched
+STRETCHES_MAX = 100  # broken ones that are asked for in one session
+SESSION_MS = 2_000
+BEYOND_BYTES = 1 << 20  # a master ends its pieces at whole frames: up to 512 KiB before their end
 
 
 class Threads(NamedTuple):
@@ -56,26 +72,29 @@ class Threads(NamedTuple):
 
 class ReplicaStream:
     """``flush_counts``: a copy counts when it is on this disk. ``polls()`` is called before every
-    poll, ``noted(end)`` behind every piece with the master's end.
+    poll, ``confirmed(end, opened end)`` once a piece says how far the master's log is confirmed,
+    ``noted(end)`` behind every piece with the master's end.
     """
 
     def __init__(  # noqa: PLR0913 - what a session knows
         self,
-        core: BrokerCore,
+        keeper: StoreKeeper,
         connection: AsyncConnection,
         store: FollowerStore,
         threads: Threads,
         bytes_max: int,
         polls: Callable[[], None],
+        confirmed: Callable[[int, int], None],
         noted: Callable[[int], None],
         flush_counts: bool,
     ) -> None:
-        self._core = core
+        self._keeper = keeper
         self._connection = connection
         self._store = store
         self._threads = threads
         self._bytes_max = bytes_max
         self._polls = polls
+        self._tell_confirmed = confirmed
         self._noted = noted
         self._flush_counts = flush_counts
         self._position = store.end_offset
@@ -94,8 +113,7 @@ class ReplicaStream:
                 piece = unpack_piece(answer.body)
                 self._check(piece)
                 self._confirmed = piece.confirmed
-                if self._core.gate is not None:
-                    self._core.gate.confirmed(piece.confirmed, self._store.opened_end)
+                self._tell_confirmed(piece.confirmed, self._store.opened_end)
                 received = piece.offset + len(piece.data)
                 ahead = received < piece.end and self._suspect < 0
                 if ahead:
@@ -112,7 +130,7 @@ class ReplicaStream:
 
     def _check(self, piece: LogPiece) -> None:
         position = self._position + len(self._rest)
-        if self._core.keeper.store is not self._store:
+        if self._keeper.store is not self._store:
             raise StoreNotReady("the slave's store is read again")
         if piece.epoch != self._store.epoch:
             raise RemotingError(
@@ -215,6 +233,115 @@ class ReplicaStream:
         """
         while len(self._writing) > left:
             await self._writing.popleft()
+
+
+class Repair:
+    """Asks the master for what is broken in this log, before it goes on following (reliability: how
+    a copy is made). Of one slave, over all its sessions. ``polls()`` is called before every poll.
+    ``mended``: stretches that are whole now.
+
+        quarantined stretch ──REPLICATE from there──> whole there? ──> mended in place
+
+    Invariants: a poll says what this slave has, as every other one, and never makes the master
+    suspect its own bytes: where a stretch begins may be wrong here; nothing is written that is no
+    whole record; a stretch that cannot be mended keeps nobody from following: it is asked for once
+    in an epoch of the master, and no session spends longer than ``SESSION_MS`` and one request on
+    all of them.
+    """
+
+    def __init__(self, thread: ThreadOffload, polls: Callable[[], None], clock: Clock) -> None:
+        self._thread = thread
+        self._polls = polls
+        self._clock = clock
+        self._epoch = -1
+        self._tried: set[tuple[int, int]] = set()
+        self.mended = 0
+
+    async def run(
+        self, connection: AsyncConnection, store: FollowerStore, master_begin: int
+    ) -> None:
+        """One session's. ``master_begin``: where the master's log begins. Raises what the
+        connection raises when it is lost, ``LogDiverged`` where this slave must not follow this
+        master, the store's errors.
+        """
+        if self._epoch != store.epoch:
+            self._epoch, self._tried = store.epoch, set()
+        listed = await self._thread.run(store.broken_stretches)
+        deadline_ms = self._clock.monotonic_ms() + SESSION_MS
+        for stretch in [
+            found for found in listed if found[0] >= master_begin and found not in self._tried
+        ][:STRETCHES_MAX]:
+            if self._clock.monotonic_ms() >= deadline_ms or not await self._try(
+                connection, store, stretch
+            ):
+                return
+
+    async def _try(
+        self, connection: AsyncConnection, store: FollowerStore, stretch: tuple[int, int]
+    ) -> bool:
+        """False where nothing more is to be asked in this session."""
+        self._tried.add(stretch)
+        try:
+            data = await self._fetched(connection, store, *stretch)
+            is_whole = data is not None and await self._thread.run(
+                partial(store.mend, stretch[0], data)
+            )
+        except ConnectionLost:
+            self._tried.discard(stretch)
+            raise
+        except (LogDiverged, ResponseError, RequestTimeout, StoreUnreadable) as error:
+            if ResponseCode.MASTER_FENCED in error.args:
+                raise
+            if ResponseCode.SYSTEM_BUSY in error.args:
+                self._tried.discard(stretch)
+            log.error("%d bytes at log offset %d stay broken: %s", stretch[1], stretch[0], error)
+            return ResponseCode.SYSTEM_ERROR in error.args or isinstance(error, StoreUnreadable)
+        if is_whole:
+            self._tried.discard(stretch)
+            self.mended += 1
+        else:
+            log.error(
+                "%d bytes at log offset %d stay broken: the master has no whole records for them",
+                stretch[1],
+                stretch[0],
+            )
+        return True
+
+    async def _fetched(
+        self, connection: AsyncConnection, store: FollowerStore, log_offset: int, size: int
+    ) -> bytes | None:
+        """The master's bytes of this stretch; None where they are broken there, or it has not all
+        of them in one piece.
+        """
+        self._polls()
+        asked = Replicate(
+            store.epoch,
+            log_offset,
+            size + BEYOND_BYTES,
+            store.end_offset,
+            store.flushed_offset,
+            0,
+            0,
+        )
+        answer = sound_answer(
+            await connection.request(
+                Command(RequestCode.REPLICATE, body=pack_replicate(asked), serialize=BINARY),
+                TIMEOUT_MS,
+            )
+        )
+        piece = unpack_piece(answer.body)
+        is_broken = any(
+            begin < log_offset + size and begin + length > log_offset
+            for begin, length, _ in piece.broken
+        )
+        if (
+            piece.epoch != store.epoch
+            or piece.offset != log_offset
+            or len(piece.data) < size
+            or is_broken
+        ):
+            return None
+        return bytes(piece.data[:size])
 
 
 def _append(store: FollowerStore, checked: CheckedPiece, flush: bool) -> int:

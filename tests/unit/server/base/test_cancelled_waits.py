@@ -86,9 +86,17 @@ def test_a_stream_that_is_cancelled_while_its_disk_fails_is_cancelled(count: int
     async def story() -> tuple[bool, bool]:
         disk: Any = FailingDisk()
         store: Any = SimpleNamespace(epoch=1, end_offset=0, flushed_offset=0)
-        core: Any = SimpleNamespace(gate=None, keeper=SimpleNamespace(store=store))
+        keeper: Any = SimpleNamespace(store=store)
         stream = ReplicaStream(
-            core, disk, store, Threads(disk, disk), 1 << 20, lambda: None, lambda _end: None, False
+            keeper,
+            disk,
+            store,
+            Threads(disk, disk),
+            1 << 20,
+            lambda: None,
+            lambda _end, _opened: None,
+            lambda _end: None,
+            False,
         )
         task = asyncio.create_task(stream.run())
         await turns(20)

@@ -17,7 +17,7 @@ from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.replicas import LogPiece, Replicate, pack_piece, unpack_replicate
 from rmq_ray.server.base.offload import ThreadOffload
-from rmq_ray.server.slave.replica_repair import SESSION_MS, Repair
+from rmq_ray.server.slave.replica_stream import SESSION_MS, Repair
 from rmq_ray.store.replication.follower_store import FollowerStore, Lineage
 from rmq_ray.store.replication.log_source import read_log
 from tests.support.brokers.store_rig import HOST, StoreRig, small_config
