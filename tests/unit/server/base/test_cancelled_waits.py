@@ -85,7 +85,7 @@ def test_a_stream_that_is_cancelled_while_its_disk_fails_is_cancelled(count: int
 
     async def story() -> tuple[bool, bool]:
         disk: Any = FailingDisk()
-        store: Any = SimpleNamespace(epoch=1, end_offset=0, flushed_offset=0)
+        store: Any = SimpleNamespace(epoch=1, end_offset=0, flushed_offset=0, opened_end=0)
         keeper: Any = SimpleNamespace(store=store)
         stream = ReplicaStream(
             keeper,
