@@ -2,49 +2,50 @@
 says whose fault it was.
 
     RmqError
-    ├── ConfigError                      a setting or topology file is wrong                          (caller)
-    ├── ClientError                      misuse of a client object: wrong state, bad name, closed      (caller)
-    │   ├── NoNameServer                 nobody told where the cluster is                              (caller)
-    │   └── NotARequest                  a reply to a message that asks for none                       (caller)
+    ├── ConfigError                      a setting or topology file is wrong (caller)
+    ├── ClientError                      misuse of a client object: wrong state, bad name, closed (caller)
+    │   ├── NoNameServer                 nobody told where the cluster is (caller)
+    │   └── NotARequest                  a reply to a message that asks for none (caller)
     ├── SendError                        a send that is definitely not stored
-    │   ├── SendUnknown                  may be stored: connection lost after the frame left           (network)
-    │   │   └── SendTimeout              may be stored: no answer within the time-out                  (network)
-    │   ├── MessageTooLarge, MessageIllegal                                                           (caller)
-    │   ├── BrokerBusy                   refused before anything was written; try again                (peer)
-    │   ├── BrokerUnreachable            no connection: nothing was sent                               (network)
-    │   ├── TopicNotFound, TopicNotWritable                                                           (caller)
-    │   │   └── NoRoute                  no name server knows the topic                                (caller)
-    │   └── DuplicateMismatch            a sequence number was used again with other bytes             (caller)
+    │   ├── SendUnknown                  may be stored: connection lost after the frame left (network)
+    │   │   └── SendTimeout              may be stored: no answer within the time-out (network)
+    │   ├── MessageTooLarge, MessageIllegal (caller)
+    │   ├── BrokerBusy                   refused before anything was written; try again (peer)
+    │   ├── BrokerUnreachable            no connection: nothing was sent (network)
+    │   ├── TopicNotFound, TopicNotWritable (caller)
+    │   │   └── NoRoute                  no name server knows the topic (caller)
+    │   └── DuplicateMismatch            a sequence number was used again with other bytes (caller)
     ├── ConsumeError
-    │   └── OffsetOutOfRange, NotAssigned, CommitFailed, SubscriptionInvalid, SubscriptionStale, BodyUnreadable
-    │   └── GroupInUse, ReceiptStale, TooManyInFlight                    of groups that pop
+    │   ├── OffsetOutOfRange, NotAssigned, CommitFailed, SubscriptionInvalid, SubscriptionStale
+    │   ├── BodyUnreadable
+    │   └── GroupInUse, ReceiptStale, TooManyInFlight: of groups that pop
     ├── TransactionError                 a half message or its end was refused
-    │   ├── TransactionUnknown           nobody acknowledged the end; the broker asks the group later       (network)
-    │   └── TransactionEnded             it has ended otherwise before                                      (peer)
-    ├── RecallFailed                     the message was due already, or does not wait                 (caller)
+    │   ├── TransactionUnknown           nobody acknowledged the end; the broker will ask (network)
+    │   └── TransactionEnded             it has ended otherwise before (peer)
+    ├── RecallFailed                     the message was due already, or does not wait (caller)
     ├── AdminError
     │   └── TopicExists, GroupNotFound, NotAuthorized
     ├── RemotingError                    one connection, not the whole request
-    │   ├── ConnectFailed                nothing was sent: always safe to repeat                       (network)
-    │   ├── ConnectionLost               the request may have been processed                           (network)
-    │   ├── RequestTimeout               no answer in time; may have been processed                    (network)
-    │   ├── TooManyRequests              this side's limit on unanswered requests is reached           (caller)
-    │   ├── FrameTooLarge                more than 16 MiB to send: nothing was sent                    (caller)
-    │   ├── MalformedFrame               the peer broke the protocol; the connection is closed         (peer)
-    │   ├── HandshakeFailed              wrong secret, cluster or role                                 (peer)
+    │   ├── ConnectFailed                nothing was sent: always safe to repeat (network)
+    │   ├── ConnectionLost               the request may have been processed (network)
+    │   ├── RequestTimeout               no answer in time; may have been processed (network)
+    │   ├── TooManyRequests              this side's limit on unanswered requests is reached (caller)
+    │   ├── FrameTooLarge                more than 16 MiB to send: nothing was sent (caller)
+    │   ├── MalformedFrame               the peer broke the protocol; the connection is closed (peer)
+    │   ├── HandshakeFailed              wrong secret, cluster or role (peer)
     │   └── ResponseError                the peer answered with a failure code
     ├── StoreError                       the disk's side
     │   ├── StoreInUse, StoreMissing, StoreForeign, StoreUnwritable
     │   ├── StoreCorrupt                 bytes on disk contradict the format
-    │   ├── LogDiverged                  a copy of a log cannot go on: other log, other bytes, other epoch
+    │   ├── LogDiverged                  a copy cannot go on: other log, bytes or epoch
     │   ├── StoreFull                    no room; reads go on
-    │   ├── StoreFailed                  a write or fsync failed: nothing more is acknowledged until it was re-read
+    │   ├── StoreFailed                  a write or fsync failed: nothing is acknowledged until re-read
     │   │   ├── StoreUnreadable          a read failed: that record cannot be had now, the log goes on
-    │   │   └── AppendUnknown            the write of this very message: it may be found when the disk is read again
+    │   │   └── AppendUnknown            of this very message: it may be found when the disk is read
     │   └── StoreNotReady                recovery is still running; try again
-    ├── MasterReplaced                   a name server knows a master of a later epoch                 (peer)
+    ├── MasterReplaced                   a name server knows a master of a later epoch (peer)
     ├── ClusterError                     Ray's side: actor missing, not started, wrong placement
-    │   └── PromotionRefused             that replica cannot be made master now                        (caller)
+    │   └── PromotionRefused             that replica cannot be made master now (caller)
     └── SparkError                       Java, pyspark or raydp missing or wrong
 
 Arguments are positional and plain values (Ray hands exceptions on by pickling ``args``).

@@ -1,13 +1,14 @@
 """The first two frames of a connection of ours: who may talk to this cluster. No I/O, no clock;
 nonces are arguments.
 
-    client                                                          server (never speaks first)
-    HELLO  [version, cluster, role, client nonce 32]        ->
-                                                            <-      0, [server nonce 32]       or 16 and the connection ends
+    client                                                server (never speaks first)
+    HELLO  [version, cluster, role, client nonce 32]  ->
+                                                      <-  0, [server nonce 32]
     PROVE  HMAC(secret, client nonce + server nonce
-                + cluster + 0 + role)                       ->
-                                                            <-      0, HMAC(secret, server nonce + client nonce
-                                                                       + cluster + 0 + role)   or 16 and the connection ends
+                + cluster + 0 + role)                 ->
+                                                      <-  0, HMAC(secret, server nonce
+                                                             + client nonce + cluster + 0 + role)
+    an answer may also be 16: then the connection ends
 
 HMAC is HMAC-SHA256. The order of the nonces keeps one side's proof from serving as the other's.
 Decides whether a peer knows the secret of this cluster and role; what an unproven peer may do is
