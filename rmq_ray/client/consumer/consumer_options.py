@@ -1,7 +1,7 @@
-"""The keyword arguments of a push consumer, checked and turned into settings.
+"""The keyword arguments of push and pull consumers, checked and turned into settings.
 
-Decides which values are legal; every refusal is a ``ConfigError`` that names the value and the
-remedy.
+Decides which values are legal and the defaults of each kind; every refusal is a ``ConfigError``
+that names the value and the remedy.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, TypedDict
 
@@ -38,6 +38,15 @@ ARROW_DEFAULTS: dict[str, Any] = {
 """Where ``batch="arrow"`` is given without a ``ConsumerConfig``: a page is a batch, and several of
 them may wait. Each thread that works on columns has memory of its own: with 20 of them in turn a
 message costs a third more."""
+
+PAGE_RECORDS = 8_192
+"""Records of one pull of a pull consumer, which hands out whole pages; bytes are limited too."""
+PULL_DEFAULTS: dict[str, Any] = {"pull_records": PAGE_RECORDS, "flow_control_delay_ms": 1_000}
+"""Of a pull consumer: a full queue is pulled again when messages are polled, not by the clock."""
+AUTO_COMMIT_MIN_MS, AUTO_COMMIT_MAX_MS = 1_000, 86_400_000
+PREFETCH_MESSAGES_MAX, PREFETCH_MIB_MAX = 10_000_000, 65_536
+OVER_CONFIG = ("concurrency", "batch_size", "max_reconsume_times", "namespace")
+"""Options that are settings of ``ConsumerConfig``."""
 
 
 class PushOptions(TypedDict, total=False):
@@ -72,19 +81,44 @@ class PushOptions(TypedDict, total=False):
     namespace: str
 
 
+class PullOptions(TypedDict, total=False):
+    """What may be given to ``PullConsumer`` by keyword.
+
+    ``auto_commit``: commit by itself what earlier polls returned. ``auto_commit_interval_ms``: how
+    often. ``start_from``: "last", "first" or "timestamp", where a group without stored offsets
+    begins; ``start_at``: datetime or ms since 1970 for "timestamp". ``allocate``: how ``subscribe``
+    divides queues. ``prefetch_messages``, ``prefetch_mib``: what may lie polled by nobody, all
+    queues together; those of one queue are in ``config``. ``namespace``: put before the group and
+    every topic, taken off the topics of messages.
+    """
+
+    auto_commit: bool
+    auto_commit_interval_ms: int
+    start_from: str
+    start_at: datetime | int
+    allocate: str | AllocationStrategy
+    prefetch_messages: int
+    prefetch_mib: int
+    namespace: str
+
+
 @dataclass(frozen=True, slots=True)
-class PushSettings:
-    """Checked options."""
+class ConsumerSettings:
+    """Checked options of a push or a pull consumer."""
 
     config: ConsumerConfig
-    model: MessageModel
     start_from: ConsumeFromWhere
     strategy: AllocationStrategy
+    model: MessageModel = MessageModel.CLUSTERING
     orderly: bool = False
     columns: tuple[str, ...] | None = None
     """Columns of the batches that the listener gets; None = it gets lists of messages."""
     hooks: tuple[ConsumeHook, ...] = ()
     filters: tuple[Filter, ...] = ()
+    auto_commit: bool = True
+    auto_commit_interval_ms: int = 5_000
+    prefetch_messages: int = 10_000
+    prefetch_mib: int = 128
 
     @property
     def broadcasting(self) -> bool:
@@ -94,57 +128,95 @@ class PushSettings:
 
 def push_settings(
     group: str, config: ConsumerConfig | None, options: Mapping[str, Any]
-) -> PushSettings:
-    """``config`` with the options put over it. ``ConfigError`` for unknown, illegal and not yet
-    built ones; ``ClientError`` for the group's name.
+) -> ConsumerSettings:
+    """``config`` with a push consumer's options put over it. ``ConfigError`` for unknown and illegal
+    ones; ``ClientError`` for the group's name.
     """
     check_group(group)
-    unknown = sorted(options.keys() - PushOptions.__annotations__.keys())
-    if unknown:
-        raise ConfigError(
-            f"unknown option {unknown[0]!r} of PushConsumer; known are "
-            f"{', '.join(sorted(PushOptions.__annotations__))}",
-            unknown[0],
-        )
-    if config is not None and not isinstance(config, ConsumerConfig):
-        raise ConfigError(f"config must be a ConsumerConfig, not {config!r:.80}", repr(config)[:80])
+    _check_names("PushConsumer", PushOptions, options)
     columns = _columns(options)
-    base = config or (
-        ConsumerConfig(group) if columns is None else ConsumerConfig(group, **ARROW_DEFAULTS)
+    base = config or ConsumerConfig(group, **({} if columns is None else ARROW_DEFAULTS))
+    found = _common_settings(group, base, options)
+    if columns is None and found.config.batch_size > MESSAGES_MAX:
+        raise ConfigError(
+            f"batch_size must be 1 to {MESSAGES_MAX} messages, not {found.config.batch_size}; "
+            f"with batch='arrow' up to 8192 rows",
+            found.config.batch_size,
+        )
+    orderly = _switch(options, "orderly", False)
+    return replace(
+        found,
+        model=_model(options.get("model", "clustering")),
+        orderly=orderly,
+        columns=columns,
+        hooks=check_hooks(options.get("hooks", ())),
+        filters=check_filters(options.get("filters", ()), columns),
     )
-    changes = {
-        name: options[name]
-        for name in ("concurrency", "batch_size", "max_reconsume_times")
-        if name in options
-    }
+
+
+def pull_settings(
+    group: str, config: ConsumerConfig | None, options: Mapping[str, Any]
+) -> ConsumerSettings:
+    """``config`` with a pull consumer's options put over it. Raises as ``push_settings``."""
+    check_group(group)
+    _check_names("PullConsumer", PullOptions, options)
+    base = config or ConsumerConfig(group, **PULL_DEFAULTS)
+    found = _common_settings(group, base, {"batch_size": PAGE_RECORDS, **options})
+    return replace(
+        found,
+        auto_commit=_switch(options, "auto_commit", found.auto_commit),
+        auto_commit_interval_ms=_number(
+            options,
+            "auto_commit_interval_ms",
+            found.auto_commit_interval_ms,
+            AUTO_COMMIT_MIN_MS,
+            AUTO_COMMIT_MAX_MS,
+        ),
+        prefetch_messages=_number(
+            options, "prefetch_messages", found.prefetch_messages, 1, PREFETCH_MESSAGES_MAX
+        ),
+        prefetch_mib=_number(options, "prefetch_mib", found.prefetch_mib, 1, PREFETCH_MIB_MAX),
+    )
+
+
+def _common_settings(
+    group: str, config: ConsumerConfig, options: Mapping[str, Any]
+) -> ConsumerSettings:
+    """What both kinds of consumers may be given."""
+    if not isinstance(config, ConsumerConfig):
+        raise ConfigError(f"config must be a ConsumerConfig, not {config!r:.80}", repr(config)[:80])
+    changes = {name: options[name] for name in OVER_CONFIG if name in options}
     if "start_at" in options:
         changes["consume_timestamp_ms"] = as_ms(options["start_at"])
-    namespace = options.get("namespace", base.namespace)
-    settings = base.but(namespace=namespace, **changes)
-    settings = settings.but(group=with_namespace(settings.namespace, group))
-    check_group(settings.group)
-    if columns is None and settings.batch_size > MESSAGES_MAX:
-        raise ConfigError(
-            f"batch_size must be 1 to {MESSAGES_MAX} messages, not {settings.batch_size}; "
-            f"with batch='arrow' up to 8192 rows",
-            settings.batch_size,
-        )
+    changed = config.but(**changes)
+    changed = changed.but(group=with_namespace(changed.namespace, group))
+    check_group(changed.group)
     strategy = as_strategy(options.get("allocate", "avg"))
-    orderly = options.get("orderly", False)
-    if not isinstance(orderly, bool):
-        raise ConfigError(f"orderly must be True or False, not {orderly!r:.80}", repr(orderly)[:80])
-    model = _model(options.get("model", "clustering"))
-    start_from, hooks = _start_from(options), check_hooks(options.get("hooks", ()))
-    return PushSettings(
-        settings,
-        model,
-        start_from,
-        strategy,
-        orderly,
-        columns,
-        hooks,
-        check_filters(options.get("filters", ()), columns),
-    )
+    return ConsumerSettings(changed, _start_from(options), strategy)
+
+
+def _check_names(kind: str, known: type[Any], options: Mapping[str, Any]) -> None:
+    unknown = sorted(options.keys() - known.__annotations__.keys())
+    if unknown:
+        raise ConfigError(
+            f"unknown option {unknown[0]!r} of {kind}; known are "
+            f"{', '.join(sorted(known.__annotations__))}",
+            unknown[0],
+        )
+
+
+def _switch(options: Mapping[str, Any], name: str, default: bool) -> bool:
+    value = options.get(name, default)
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} must be True or False, not {value!r:.80}", repr(value)[:80])
+    return value
+
+
+def _number(options: Mapping[str, Any], name: str, default: int, low: int, high: int) -> int:
+    value = options.get(name, default)
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise ConfigError(f"{name} must be {low} to {high}, not {value!r}", value)
+    return value
 
 
 def check_listener(listener: object) -> None:

@@ -34,7 +34,7 @@ class ConsumerParts:
     delayed: DelayedCalls
     flow: FlowControl
     subscriptions: SubscriptionTable
-    assigned: AssignedQueues
+    assigned: AssignedQueues = field(default_factory=AssignedQueues)
     pauses: PauseTable = field(default_factory=PauseTable)
 
     @property

@@ -20,8 +20,9 @@ from collections.abc import Callable, Collection
 from enum import Enum
 from typing import ClassVar, Protocol
 
+from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.errors import RemotingError
-from rmq_ray.model.ids import Address, MessageQueue
+from rmq_ray.model.ids import MessageQueue
 from rmq_ray.protocol.rebalance import NO_STORED_OFFSET, OFFSET_UNKNOWN
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, Command
@@ -78,28 +79,6 @@ class OffsetStore(Protocol):
         ...
 
 
-class OffsetRequests(Protocol):
-    """The part of a client instance that the remote store needs."""
-
-    client_id: str
-
-    def broker_address(self, broker_name: str, broker_id: int = 0) -> Address | None:
-        """Of exactly this broker, None when no route has it."""
-        ...
-
-    def reading_address(self, broker_name: str) -> Address | None:
-        """Of the master, or of a slave while the master is away; None when no route has any."""
-        ...
-
-    def invoke(self, address: Address, command: Command, timeout_ms: int = 3_000) -> Command:
-        """Ask and wait."""
-        ...
-
-    def oneway(self, address: Address, command: Command) -> None:
-        """Tell without waiting."""
-        ...
-
-
 class RemoteOffsetStore:
     """Offsets of a clustering group: the master of each broker name keeps those of its queues.
 
@@ -112,8 +91,8 @@ class RemoteOffsetStore:
     def __init__(
         self,
         group: str,
-        client: OffsetRequests,
-        lock_epoch: Callable[[MessageQueue], int | None] = lambda _queue: None,
+        client: ClientInstance,
+        lock_epoch: Callable[[MessageQueue], int | None] | None = None,
     ) -> None:
         self._group = group
         self._client = client
@@ -241,7 +220,7 @@ class RemoteOffsetStore:
             queue.topic,
             queue.queue_id,
             offset,
-            self._lock_epoch(queue),
+            None if self._lock_epoch is None else self._lock_epoch(queue),
             self._client.client_id,
         )
         return Command(RequestCode.UPDATE_CONSUMER_OFFSET, fields=header.to_fields())

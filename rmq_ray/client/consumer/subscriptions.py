@@ -43,12 +43,14 @@ class SubscriptionTable:
         self._lock = threading.Lock()
         self._table: dict[str, Subscription] = {}
 
-    def put(self, topic: str, expression: Expression, now_ms: int) -> None:
+    def put(self, topic: str, expression: Expression, now_ms: int) -> Subscription:
         """Subscribe, or change the filter. ``SubscriptionInvalid`` when the expression means
         nothing.
         """
+        found = parse_subscription(topic, expression, now_ms)
         with self._lock:
-            self._table[topic] = parse_subscription(topic, expression, now_ms)
+            self._table[topic] = found
+        return found
 
     def remove(self, topic: str) -> bool:
         """Unsubscribe; False when the topic was not subscribed."""

@@ -63,7 +63,7 @@ class SettleCounters:
     unanswered: int = 0
 
 
-class BrokerSettler:
+class AckSender:
     """Of one consumer. ``timeout_ms``: how long ``settle`` tries."""
 
     def __init__(

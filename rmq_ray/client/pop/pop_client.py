@@ -4,7 +4,7 @@
     one broker        a pop that the broker holds until there is something
     several           a pop at each in turn; nothing anywhere: "tell me when" at each, a pop where the first one says so
 
-Decides what an answer's code means. Called by ``simple_consumer``. Invariants: at most one "tell me
+Decides what an answer's code means. Invariants: at most one "tell me
 when" is out at a broker; it takes nothing, so that no message waits for a worker who has gone. Each
 pop has a number of its own; one whose answer got lost is asked for again.
 """
@@ -65,7 +65,7 @@ REFUSALS = {
 }
 
 
-class Popper:
+class PopClient:
     """Of one consumer."""
 
     def __init__(

@@ -2,7 +2,7 @@
 
     ReceivedMessage ── part of ──> ClientLease (one pop from one queue) ── settled through ──> Settler
 
-Decides what a user may do with a message in which order. Does not talk to brokers (``settling``
+Decides what a user may do with a message in which order. Does not talk to brokers (``client.pop.ack_sender``
 does) and knows no deadline better than the broker: a receipt is stale when the broker says so.
 
 Invariant: settling twice in the same way is allowed and the second time is free; a message that was
@@ -22,7 +22,7 @@ from rmq_ray.remoting.wire.pops import INVISIBLE_MS_MAX, INVISIBLE_MS_MIN, Settl
 
 
 class Settler(Protocol):
-    """Tells brokers what became of messages; see ``settling``."""
+    """Tells brokers what became of messages; see ``client.pop.ack_sender``."""
 
     def settle(self, tasks: Sequence[SettleTask]) -> None:
         """All of them, answered on return. Raises ``ReceiptStale`` and ``RemotingError``."""

@@ -10,24 +10,25 @@ No queue belongs to anybody: a topic of one queue can have a hundred workers. Wh
 within its time comes again, with one more in ``reconsume_times``; after ``max_reconsume_times`` it
 lies in the group's dead letters.
 
-Decides the life cycle, what users may ask, and how long to go on when brokers do not answer. Pops
-are ``popping``'s, acknowledgements ``settling``'s. ``ClientInstance`` calls it as a
-``ManagedConsumer``. Any thread may call any method.
+Decides what users may ask, and how long to go on when brokers do not answer. Pops are
+``client.pop.pop_client``'s, acknowledgements ``client.pop.ack_sender``'s. Any thread may call any
+method.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable
-from dataclasses import replace
-from typing import Any, Self
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
 
-from rmq_ray.client.consumer.consumer_life import ConsumerLife
+from rmq_ray.client.consumer.consumer_lifecycle import GroupConsumer
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.instance.delayed import DelayedCalls
 from rmq_ray.client.instance.managed import ServiceState
-from rmq_ray.client.pop.ack_sender import BrokerSettler
-from rmq_ray.client.pop.pop_client import Popper
+from rmq_ray.client.pop.ack_sender import AckSender, SettleCounters
+from rmq_ray.client.pop.pop_client import PopClient
 from rmq_ray.client.pop.receipts import ReceivedMessage, ack_messages, delay_ms
 from rmq_ray.clock import SYSTEM_CLOCK, Clock
 from rmq_ray.errors import ClientError, ConfigError, RemotingError, SubscriptionStale, TopicNotFound
@@ -36,7 +37,6 @@ from rmq_ray.model.groups import ConsumeFromWhere, ConsumerData, ConsumeType, Me
 from rmq_ray.model.ids import Address
 from rmq_ray.model.namespaces import with_namespace
 from rmq_ray.ports import Discovery
-from rmq_ray.protocol.filters.subscriptions import parse_subscription
 from rmq_ray.protocol.validators import check_group, check_topic
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
@@ -57,7 +57,54 @@ STARTS = {
 }
 
 
-class SimpleConsumer:
+@dataclass(frozen=True, slots=True)
+class PopEngine:
+    """The parts of one started consumer."""
+
+    client: ClientInstance
+    group: str
+    delayed: DelayedCalls
+    acks: AckSender
+    pops: PopClient
+
+    def connect(self) -> None:
+        """See ``Engine``; filters are checked with each pop."""
+        self.client.start()
+
+    def begin(self) -> None:
+        """See ``Engine``."""
+        self.delayed.start()
+
+    def end(self, timeout_ms: int) -> bool:
+        """See ``Engine``: acknowledgements are told first; nothing here runs on."""
+        self.pops.wake()
+        self.acks.close()
+        self.delayed.close()
+        self.client.unregister_consumer(self.group)
+        self.client.release()
+        return True
+
+    def rebalance_now(self) -> None:
+        """No queue belongs to anybody; the next receive looks at the routes."""
+
+    def persist_offsets(self) -> None:
+        """Nothing: brokers keep the progress."""
+
+    def handle_request(self, command: Command, address: Address) -> Command | None:
+        """Nothing that an operator may ask of consumers is known here."""
+        if command.is_oneway:
+            return None
+        return command.answer(
+            ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+            remark=f"request code {command.code} is not known to this consumer",
+        )
+
+    def stats(self) -> dict[str, Any]:
+        """Messages settled; see ``SimpleConsumer.stats``."""
+        return asdict(self.acks.counters)
+
+
+class SimpleConsumer(GroupConsumer[PopEngine]):
     """A worker of ``group`` on ``topic``. Use it as a context manager, or ``start`` and ``close``.
 
     ``expression``: ``"*"``, ``"tag || tag"`` or ``rmq_ray.sql(...)``, the same in the whole group.
@@ -82,7 +129,19 @@ class SimpleConsumer:
         client_id: str | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._given = (topic, group)
+        anew = partial(
+            SimpleConsumer,
+            topic,
+            group,
+            discovery=discovery,
+            expression=expression,
+            start_from=start_from,
+            max_reconsume_times=max_reconsume_times,
+            ack_timeout=ack_timeout,
+            namespace=namespace,
+            client_id=client_id,
+        )
+        self._given_topic = topic
         topic, group = with_namespace(namespace, topic), with_namespace(namespace, group)
         check_topic(topic)
         check_group(group)
@@ -96,38 +155,18 @@ class SimpleConsumer:
                 f"{max_reconsume_times!r}",
                 max_reconsume_times,
             )
-        self._arguments = {
-            "discovery": discovery,
-            "expression": expression,
-            "start_from": start_from,
-            "max_reconsume_times": max_reconsume_times,
-            "ack_timeout": ack_timeout,
-            "namespace": namespace,
-            "client_id": client_id,
-        }
-        self._subscription = parse_subscription(topic, expression, clock.now_ms())
+        super().__init__("simple consumer", group, discovery, client_id, clock, anew)
+        self._subscription = self._subscriptions.put(topic, expression, clock.now_ms())
         self._namespace = namespace
         self._topic = topic
-        self._group = group
         self._start_from = STARTS[start_from]
         self._retries_max = max_reconsume_times
         self._ack_timeout_ms = delay_ms("ack_timeout", ack_timeout, 1)
-        self._discovery = discovery
-        self._client_id = client_id
-        self._clock = clock
-        self._life = ConsumerLife("simple consumer", group, clock, self._end)
         self._closing = threading.Event()
-        self._client: ClientInstance | None = None
-        self._turn = 0
+        self._rounds = 0
         self._received = 0
 
     # --- life -------------------------------------------------------------------------------------
-
-    def start(self) -> None:
-        """Join the group. Raises ``ClientError`` when it was started before, is closed meanwhile,
-        or the group is taken in this client, and what the discovery raises.
-        """
-        self._life.start(self._connect, self._begin)
 
     def close(self) -> None:
         """Tell what was acknowledged, then leave the group. What was received and not settled comes
@@ -138,16 +177,8 @@ class SimpleConsumer:
 
     stop = close
 
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
     def __exit__(self, *_exception: object) -> None:
         self.close()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles as what it was made from: a new consumer that was not started."""
-        return _rebuilt, (*self._given, self._arguments)
 
     # --- use --------------------------------------------------------------------------------------
 
@@ -173,7 +204,7 @@ class SimpleConsumer:
             )
         invisible_ms = delay_ms("invisible", invisible, INVISIBLE_MS_MIN)
         deadline_ms = self._clock.monotonic_ms() + delay_ms("wait", wait, 0)
-        client = self._running()
+        engine = self._running()
         pop = PopRecords(
             self._group,
             self._topic,
@@ -186,7 +217,7 @@ class SimpleConsumer:
             self._subscription.expression_type,
             self._subscription.expression,
         )
-        return self._receive(client, pop, deadline_ms)
+        return self._receive(engine, pop, deadline_ms)
 
     def ack_all(self, messages: Iterable[ReceivedMessage], wait: bool = True) -> None:
         """Acknowledge many messages with one request to each broker; see ``ReceivedMessage.ack``.
@@ -196,92 +227,49 @@ class SimpleConsumer:
         ack_messages(messages, wait)
 
     @property
-    def group(self) -> str:
-        """The consumer group, with its namespace."""
-        return self._group
-
-    @property
     def topic(self) -> str:
         """The topic, as it was given."""
-        return self._given[0]
-
-    @property
-    def state(self) -> ServiceState:
-        """Where in its life it is."""
-        return self._life.state
-
-    @property
-    def client_id(self) -> str:
-        """This member of the group; empty before ``start``."""
-        return self._client.client_id if self._client is not None else ""
+        return self._given_topic
 
     def stats(self) -> dict[str, Any]:
         """Messages since ``start``: ``received``, ``acknowledged``, ``returned`` (nack, extend,
         reject), ``stale``, ``unanswered`` (of ``ack(wait=False)``).
         """
-        found = {
-            "group": self._group,
-            "topic": self.topic,
-            "state": self._life.state.name,
-            "client_id": self.client_id,
-            "received": self._received,
-        }
-        counters = self._settler.counters if self._client is not None else None
-        for name in ("acknowledged", "returned", "stale", "unanswered"):
-            found[name] = getattr(counters, name, 0)
-        return found
+        found = {"topic": self.topic, "received": self._received, **asdict(SettleCounters())}
+        return found | super().stats()
 
     # --- inside -----------------------------------------------------------------------------------
 
-    def _connect(self) -> None:
-        client = ClientInstance.get_or_create(self._discovery, self._client_id, clock=self._clock)
-        client.register_consumer(self)
-        self._life.state = ServiceState.START_FAILED
-        try:
-            client.start()
-        except BaseException:
-            client.unregister_consumer(self._group)
-            client.release()
-            raise
-        self._later = DelayedCalls(self._clock, f"rmq-acks-{self._group}")
-        self._settler = BrokerSettler(client, self._group, self._ack_timeout_ms, self._later)
-        self._popper = Popper(client, self._subscription, self._settler, self._namespace)
-        self._client = client
+    def _make_engine(self, client: ClientInstance) -> PopEngine:
+        delayed = DelayedCalls(self._clock, f"rmq-acks-{self._group}")
+        acks = AckSender(client, self._group, self._ack_timeout_ms, delayed)
+        pops = PopClient(client, self._subscription, acks, self._namespace)
+        return PopEngine(client, self._group, delayed, acks, pops)
 
-    def _begin(self) -> None:
-        self._later.start()
-
-    def _end(self, _timeout_ms: int) -> bool:
-        client = self._client
-        assert client is not None
+    def _end(self, timeout_ms: int) -> bool:
         self._closing.set()
-        self._popper.wake()
-        self._settler.close()
-        self._later.close()
-        client.unregister_consumer(self._group)
-        client.release()
-        return True
+        return super()._end(timeout_ms)
 
     def _receive(
-        self, client: ClientInstance, pop: PopRecords, deadline_ms: float
+        self, engine: PopEngine, pop: PopRecords, deadline_ms: float
     ) -> list[ReceivedMessage]:
         pause_ms, stale, news = FIRST_PAUSE_MS, 0, 0
         last: Exception | None = None
         while True:  # ends: at the deadline, at the latest
             try:
-                brokers = self._brokers(client)
-                found, news = self._ask(pop, brokers, deadline_ms, news)
+                brokers = self._brokers(engine.client)
+                found, news = self._ask(engine.pops, pop, brokers, deadline_ms, news)
                 pause_ms, stale, last = FIRST_PAUSE_MS, 0, None
             except SubscriptionStale as error:  # a broker that restarted remembers no member
                 found, last, stale = [], error, stale + 1
                 if stale > STALE_TRIES:
                     raise
-                client.heartbeat()
+                engine.client.heartbeat()
                 if stale == 1:
                     continue
             except (RemotingError, TopicNotFound) as error:
                 found, last = [], error
-                client.watch_route(pop.topic)
+                engine.client.watch_route(pop.topic)
             if found:
                 self._received += len(found)
                 return found
@@ -295,17 +283,17 @@ class SimpleConsumer:
                 pause_ms = min(2 * pause_ms, PAUSE_MS_MAX)
 
     def _ask(
-        self, pop: PopRecords, brokers: list[str], deadline_ms: float, news: int
+        self, pops: PopClient, pop: PopRecords, brokers: list[str], deadline_ms: float, news: int
     ) -> tuple[list[ReceivedMessage], int]:
-        """One round: what came, and the number of the news of ``Popper.watch``."""
+        """One round: what came, and the number of the news of ``PopClient.watch``."""
         left_ms = max(0.0, deadline_ms - self._clock.monotonic_ms())
         hold_ms = round(min(left_ms, HOLD_MS))
         if len(brokers) == 1:
-            return self._popper.pop(brokers[0], _waiting(pop, hold_ms)), news
+            return pops.pop(brokers[0], _waiting(pop, hold_ms)), news
         asked, failed = [], None
         for broker_name in brokers:
             try:
-                found = self._popper.pop(broker_name, pop)
+                found = pops.pop(broker_name, pop)
             except RemotingError as error:
                 failed = error
                 continue
@@ -316,9 +304,7 @@ class SimpleConsumer:
             raise failed
         if failed is not None:
             hold_ms = min(hold_ms, ONE_FAILED_MS)
-        return [], self._popper.watch(
-            asked, _waiting(pop, hold_ms), news, hold_ms
-        ) if hold_ms else news
+        return [], pops.watch(asked, _waiting(pop, hold_ms), news, hold_ms) if hold_ms else news
 
     def _brokers(self, client: ClientInstance) -> list[str]:
         """Broker names of the topic, beginning with another one each time. ``TopicNotFound`` while
@@ -331,19 +317,19 @@ class SimpleConsumer:
                 f"no name server knows topic {self._topic!r}; create it, or send to it first",
                 self._topic,
             )
-        self._turn += 1
-        turn = self._turn % len(names)
-        return names[turn:] + names[:turn]
+        self._rounds += 1
+        first = self._rounds % len(names)
+        return names[first:] + names[:first]
 
-    def _running(self) -> ClientInstance:
-        client = self._client
-        if client is None or self._life.state is not ServiceState.RUNNING:
+    def _running(self) -> PopEngine:
+        engine = self._engine
+        if engine is None or self._life.state is not ServiceState.RUNNING:
             raise ClientError(
                 f"simple consumer of group {self._group!r} is {self._life.state.value}; use "
                 f"it between start() and close()",
                 self._group,
             )
-        return client
+        return engine
 
     # --- as the client instance sees it -----------------------------------------------------------
 
@@ -354,29 +340,7 @@ class SimpleConsumer:
             ConsumeType.CONSUME_POP,
             MessageModel.CLUSTERING,
             self._start_from,
-            (self._subscription,),
-        )
-
-    def subscribed_topics(self) -> Collection[str]:
-        """See ``ManagedConsumer``."""
-        return (self._topic,)
-
-    def route_changed(self, topic: str) -> None:
-        """See ``ManagedConsumer``: the next receive looks at the routes."""
-
-    def rebalance_now(self) -> None:
-        """See ``ManagedConsumer``: no queue belongs to anybody."""
-
-    def persist_offsets(self) -> None:
-        """See ``ManagedConsumer``: brokers keep the progress."""
-
-    def handle_request(self, command: Command, address: Address) -> Command | None:
-        """See ``ManagedConsumer``."""
-        if command.is_oneway:
-            return None
-        return command.answer(
-            ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
-            remark=f"request code {command.code} is not known to this consumer",
+            self._subscriptions.all(),
         )
 
 
@@ -386,7 +350,3 @@ def _waiting(pop: PopRecords, wait_ms: int) -> PopRecords:
 
 def _is_number(value: object, low: int, high: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-
-
-def _rebuilt(topic: str, group: str, arguments: dict[str, Any]) -> SimpleConsumer:
-    return SimpleConsumer(topic, group, **arguments)

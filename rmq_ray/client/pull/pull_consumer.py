@@ -2,14 +2,13 @@
 lite pull).
 
     with PullConsumer("reader", discovery=...) as pc:
-        pc.assign(pc.fetch_message_queues("orders"))          # or pc.subscribe("orders", "paid || refund")
+        pc.assign(pc.fetch_message_queues("orders"))    # or pc.subscribe("orders", "paid")
         while batch := pc.poll(1_000, timeout=1.0):
             ...
             pc.commit(batch)
 
-Decides what may be asked when, and what a commit covers. Its life is in ``client.pull.pull_life``,
-pulling ahead in ``client.pull.pull_engine``, questions to brokers in
-``client.pull.queue_questions``.
+Decides what may be asked when, what a commit covers and what closing commits. Pulling ahead is in
+``client.pull.pull_engine``, questions to brokers in ``client.pull.queue_questions``.
 
 Invariants: a queue's messages come in order; what no poll returned is never committed. Auto-commit
 covers what was returned by polls before the latest one, so that a killed program gets its last
@@ -18,31 +17,40 @@ batch again. ``assign`` and ``subscribe`` exclude each other.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any
+from functools import partial
+from typing import Any, Unpack
 
 from rmq_ray.client.consumer.assigned_queue import AssignedQueue
-from rmq_ray.client.consumer.consumer_options import as_ms
+from rmq_ray.client.consumer.consumer_lifecycle import GroupConsumer
+from rmq_ray.client.consumer.consumer_options import PullOptions, as_ms, pull_settings
 from rmq_ray.client.consumer.flow_control import Pausable
 from rmq_ray.client.consumer.offset_store import ReadOffset
 from rmq_ray.client.consumer.subscriptions import check_sql_filters, check_subscriptions
+from rmq_ray.client.instance.client_instance import ClientInstance
+from rmq_ray.client.instance.managed import ServiceState
 from rmq_ray.client.outgoing.send_request import TIMEOUT_S_MAX
 from rmq_ray.client.pull.pull_engine import PullEngine
-from rmq_ray.client.pull.pull_life import PullLife
 from rmq_ray.client.pull.pulled_batch import PulledBatch
 from rmq_ray.client.pull.queue_questions import OnePull, PullResult, QueueQuestions
+from rmq_ray.clock import SYSTEM_CLOCK, Clock
+from rmq_ray.config import ConsumerConfig
 from rmq_ray.errors import ClientError, CommitFailed, ConsumeError, NotAssigned, OffsetOutOfRange
+from rmq_ray.model.groups import ConsumerData, ConsumeType, MessageModel
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.namespaces import queue_with_namespace, with_namespace
+from rmq_ray.ports import Discovery
 from rmq_ray.protocol.filters.subscriptions import parse_subscription
 
+CLOSE_TIMEOUT_MS = 30_000
 POLL_MAX = 65_536
 RESOLVE_TIMEOUT_MS = 10_000.0
 PULL_WAIT_MAX_S = 60.0
 
 
-class PullConsumer(PullLife):
+class PullConsumer(GroupConsumer[PullEngine]):
     """Reads topics at its own pace, as a member of a group or queue by queue. Use it as a context
     manager, or ``start`` and ``close``.
 
@@ -51,11 +59,78 @@ class PullConsumer(PullLife):
     ``ClientError`` for wrong arguments.
     """
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles as what it was made from: a new consumer that was not started and has no
-        queues.
+    def __init__(
+        self,
+        group: str,
+        *,
+        discovery: Discovery,
+        config: ConsumerConfig | None = None,
+        client_id: str | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        **options: Unpack[PullOptions],
+    ) -> None:
+        self._settings = pull_settings(group, config, options)
+        anew = partial(
+            PullConsumer,
+            group,
+            discovery=discovery,
+            config=config,
+            client_id=client_id,
+            **options,
+        )
+        group = self._settings.config.group
+        super().__init__("pull consumer", group, discovery, client_id, clock, anew)
+        # a signal handler that closes may have interrupted a poll
+        self._polling = threading.RLock()
+        self._commits = True
+        self._subscribing = False
+        self._assigned: frozenset[MessageQueue] = frozenset()
+        self._returned: list[AssignedQueue] = []  # queues of the latest poll
+        self._auto_due_ms = clock.monotonic_ms()
+
+    # --- life -------------------------------------------------------------------------------------
+
+    def close(self, *, commit: bool = True) -> None:
+        """Leave the group. With auto-commit everything that was polled counts as consumed, unless
+        ``commit`` is false. A ``start`` of another thread is waited for up to 30 s, one that a
+        signal handler interrupts is not: it ends by itself.
         """
-        return _rebuilt, (self._given_group, self._arguments)
+        self._commits = self._commits and commit
+        self._life.stop(CLOSE_TIMEOUT_MS)
+
+    def __exit__(self, kind: type[BaseException] | None, *_exception: object) -> None:
+        self.close(commit=kind is None)
+
+    def _make_engine(self, client: ClientInstance) -> PullEngine:
+        return PullEngine(client, self._settings, self._subscriptions, self.consumer_data)
+
+    def _begin(self) -> None:
+        super()._begin()
+        assert self._engine is not None
+        if self._subscribing:
+            self._engine.subscribed()
+        elif self._assigned:
+            self._engine.assign(self._assigned)
+
+    def _end(self, timeout_ms: int) -> bool:
+        engine = self._engine
+        assert engine is not None
+        engine.ready.close()
+        with self._polling:
+            if self._settings.auto_commit and self._commits:
+                self._commit_polled(engine, engine.parts.assigned.snapshot().values())
+        return super()._end(timeout_ms)
+
+    def consumer_data(self) -> ConsumerData:
+        """See ``ManagedConsumer``. Assigned queues are no subscription: nobody divides them."""
+        subscriptions = self._subscriptions.all() if self._subscribing else ()
+        return ConsumerData(
+            self._group,
+            ConsumeType.CONSUME_ACTIVELY,
+            MessageModel.CLUSTERING,
+            self._settings.start_from,
+            subscriptions,
+        )
 
     # --- which queues -----------------------------------------------------------------------------
 
@@ -329,6 +404,24 @@ class PullConsumer(PullLife):
         self._commit_polled(engine, held.values())
         engine.offsets.persist_all(held)
 
+    def _commit_polled(self, engine: PullEngine, works: Iterable[AssignedQueue]) -> None:
+        for work in works:
+            if not work.process.dropped:
+                engine.offsets.commit(work.queue, work.position)
+
+    def _running(self) -> PullEngine:
+        if self._engine is None or self._life.state is not ServiceState.RUNNING:
+            what = (
+                "start it, or use it as a context manager"
+                if self._life.state is ServiceState.CREATE_JUST
+                else "make a new one"
+            )
+            raise ClientError(
+                f"pull consumer of group {self._group!r} is {self._life.state.value}: {what}",
+                self._group,
+            )
+        return self._engine
+
     def _put(self, expressions: dict[str, Any]) -> None:
         """New filters, which a broker checks if they are SQL and this consumer runs."""
         checked = check_subscriptions(expressions)
@@ -410,7 +503,3 @@ def _check_wait(timeout: object) -> None:
 def _check_whole(name: str, value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool):
         raise ClientError(f"{name} must be a whole number, not {value!r:.80}", repr(value)[:80])
-
-
-def _rebuilt(group: str, arguments: dict[str, Any]) -> PullConsumer:
-    return PullConsumer(group, **arguments)

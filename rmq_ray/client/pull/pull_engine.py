@@ -21,20 +21,20 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from rmq_ray.client.consumer.assigned_queue import AssignedQueue, AssignedQueues, ReadyBatch
+from rmq_ray.client.consumer.assigned_queue import AssignedQueue, ReadyBatch
+from rmq_ray.client.consumer.consumer_engine import ConsumerEngine
+from rmq_ray.client.consumer.consumer_options import ConsumerSettings
 from rmq_ray.client.consumer.consumer_parts import ConsumerParts
 from rmq_ray.client.consumer.flow_control import PauseTable
 from rmq_ray.client.consumer.offset_store import ReadOffset, RemoteOffsetStore
-from rmq_ray.client.consumer.puller import Pace, Puller
+from rmq_ray.client.consumer.operator_requests import ORDERLY, OperatorRequests
 from rmq_ray.client.consumer.rebalancer import Rebalancer
-from rmq_ray.client.consumer.reconnector import Reconnector
 from rmq_ray.client.consumer.subscriptions import SubscriptionTable
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.instance.delayed import DelayedCalls
 from rmq_ray.client.pull.prefetched import Prefetch, Prefetched
-from rmq_ray.client.pull.pull_options import PullSettings
 from rmq_ray.errors import RemotingError
-from rmq_ray.model.groups import ConsumerData, MessageModel
+from rmq_ray.model.groups import ConsumerData
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.protocol.rebalance import Membership
 
@@ -59,44 +59,41 @@ class CommittedOffsets(RemoteOffsetStore):
         super().update(queue, offset, True)
 
 
-class PullEngine:
-    """Of one started pull consumer. ``data``: what the heartbeat says of it. Is the puller's
-    ``PullEvents``.
-    """
+class PullEngine(ConsumerEngine):
+    """Of one started pull consumer. ``data``: what the heartbeat says of it."""
 
     def __init__(
         self,
         client: ClientInstance,
-        group: str,
-        settings: PullSettings,
+        settings: ConsumerSettings,
         subscriptions: SubscriptionTable,
         data: Callable[[], ConsumerData],
     ) -> None:
         config, pauses = settings.config, PauseTable()
-        self.client = client
-        self.offsets_moved = 0
+        group = config.group
         self.offsets = CommittedOffsets(group, client)
         self.ready = Prefetched(pauses, client.clock)
         self.flow = Prefetch(config, self.ready, settings.prefetch_messages, settings.prefetch_mib)
-        delayed = DelayedCalls(client.clock, f"rmq-later-{group}")
-        self.parts = ConsumerParts(
+        parts = ConsumerParts(
             group,
             config,
             client.clock,
             client,
             self.offsets,
-            delayed,
+            DelayedCalls(client.clock, f"rmq-later-{group}"),
             self.flow,
             subscriptions,
-            AssignedQueues(),
-            pauses,
+            pauses=pauses,
         )
-        self.puller = Puller(self.parts, self, inline=True)
-        member = Membership(group, client.client_id, MessageModel.CLUSTERING, settings.strategy)
+        super().__init__(parts, data, inline=True)
+        member = Membership(group, client.client_id, settings.model, settings.strategy)
         self.rebalancer = Rebalancer(
-            self.parts, member, settings.start_from, self._taken, lambda: 0, passive=False
+            parts, member, settings.start_from, self._taken, lambda: 0, passive=False
         )
-        self.reconnector = Reconnector(client, data, self._topic_of, self._broker_back)
+        properties = {"PROP_CONSUME_TYPE": "CONSUME_ACTIVELY", ORDERLY: "false"}
+        self.operator_requests = OperatorRequests(
+            parts, "pull consumer", properties, self.reset_offset
+        )
         self._table = threading.Condition()
         self._wanted: frozenset[MessageQueue] = frozenset()
         self._rebalancing = False
@@ -119,19 +116,22 @@ class PullEngine:
         self.client.heartbeat()
         self.rebalancer.start()
 
-    def end(self) -> None:
+    def end(self, _timeout_ms: int) -> bool:
         """No further pulls; committed offsets are handed over; the group is left."""
-        self.puller.pace = Pace.STOPPED
-        self.reconnector.stop()
-        self.rebalancer.stop()
+        self._stop_pulling()
         self.parts.delayed.close()
         self.ready.close()
         for work in self.parts.assigned.snapshot().values():
             with work.lock:
                 work.process.drop()
         self.persist(self.offsets.clone())
-        self.client.unregister_consumer(self.parts.group)
-        self.client.release()
+        self._leave_group()
+        return True
+
+    def rebalance_now(self) -> None:
+        """Assigned queues are not divided: nothing to do for them."""
+        if self._rebalancing:
+            self.rebalancer.wake()
 
     # --- queues that the user chose ---------------------------------------------------------------
 
@@ -156,9 +156,7 @@ class PullEngine:
         """
         deadline = self.parts.clock.monotonic_ms() + timeout_ms
         with self._table:
-            while (
-                found := self.parts.assigned.snapshot().get(queue)
-            ) is None and queue in self._wanted:
+            while (found := self.parts.assigned.get(queue)) is None and queue in self._wanted:
                 left_ms = deadline - self.parts.clock.monotonic_ms()
                 if left_ms <= 0 or self.ready.closed:
                     return None
@@ -207,7 +205,7 @@ class PullEngine:
         meanwhile.
         """
         with self._table:
-            old = self.parts.assigned.snapshot().get(queue)
+            old = self.parts.assigned.get(queue)
             if old is None and queue not in self._wanted:
                 return
             self.offsets.remove(queue)
@@ -218,7 +216,7 @@ class PullEngine:
     def rewind(self, queue: MessageQueue) -> None:
         """Forget what was pulled of a queue that was paused: it may hold no memory."""
         with self._table:
-            old = self.parts.assigned.snapshot().get(queue)
+            old = self.parts.assigned.get(queue)
             work = self._renew(queue, old, None) if old is not None else None
         if work is not None:
             self.puller.pull(work)
@@ -270,23 +268,11 @@ class PullEngine:
                 failed.append(queue)
         return failed
 
-    # --- what the puller asks and tells (PullEvents) ----------------------------------------------
+    # --- what the puller tells (PullEvents), and operators ----------------------------------------
 
     def submit(self, batches: Sequence[ReadyBatch]) -> None:
         """See ``PullEvents``."""
         self.ready.put(batches)
-
-    def broker_lost(self, broker_name: str) -> None:
-        """See ``PullEvents``."""
-        self.reconnector.lost(broker_name)
-
-    def broker_down(self, broker_name: str) -> bool:
-        """See ``PullEvents``."""
-        return self.reconnector.is_down(broker_name)
-
-    def tell_brokers(self) -> None:
-        """See ``PullEvents``."""
-        self.rebalancer.beat()
 
     def offset_moved(self, work: AssignedQueue, offset: int) -> None:
         """See ``PullEvents``: at once. Forward (messages expired): what was pulled is still handed
@@ -296,7 +282,7 @@ class PullEngine:
         self.offsets_moved += 1
         queue = work.queue
         with self._table:
-            if self.parts.assigned.snapshot().get(queue) is not work:
+            if self.parts.assigned.get(queue) is not work:
                 return
             if offset >= work.process.next_offset:
                 with work.lock:
@@ -307,6 +293,15 @@ class PullEngine:
                 if self.offsets.read(queue, ReadOffset.MEMORY) > offset:
                     self.offsets.update(queue, offset, increase_only=False)
         self.puller.pull(work)
+
+    def reset_offset(self, work: AssignedQueue, offset: int) -> None:
+        """See ``ConsumerEngine``: at once, and the group's commits with it."""
+        self.parts.delayed.after(0, partial(self._reset, work.queue, offset))
+
+    def _reset(self, queue: MessageQueue, offset: int) -> None:
+        if queue in self.parts.assigned.snapshot():
+            self.seek(queue, offset)
+            self.offsets.commit(queue, offset)
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -322,15 +317,6 @@ class PullEngine:
                 self.client.routes.find_subscribe(topic)
             except RemotingError as error:
                 log.warning("route of %s not known yet, it is asked for again: %s", topic, error)
-
-    def _topic_of(self, broker_name: str) -> str | None:
-        return next((work.queue.topic for work in self.parts.assigned.of_broker(broker_name)), None)
-
-    def _broker_back(self, broker_name: str) -> None:
-        for work in self.parts.assigned.of_broker(broker_name):
-            self.puller.pull(work)
-        if self._rebalancing:
-            self.rebalancer.wake()
 
     def pull_soon(self, queues: Iterable[MessageQueue]) -> None:
         """Pull these now, from the thread of delayed calls."""

@@ -32,7 +32,7 @@ from concurrent.futures import Future, TimeoutError
 from typing import Any
 
 from rmq_ray.client.consumer.assigned_queue import ReadyBatch
-from rmq_ray.client.consumer.consumer_options import PushSettings
+from rmq_ray.client.consumer.consumer_options import ConsumerSettings
 from rmq_ray.client.interceptors.consume_hooks import with_filters, with_hooks
 from rmq_ray.clock import Clock
 from rmq_ray.errors import ClientError
@@ -53,7 +53,11 @@ class ListenerInvoker:
     of_messages: Callable[[Any, Any], Any]
 
     def __init__(
-        self, group: str, listener: Callable[[Any, Any], Any], settings: PushSettings, clock: Clock
+        self,
+        group: str,
+        listener: Callable[[Any, Any], Any],
+        settings: ConsumerSettings,
+        clock: Clock,
     ) -> None:
         self._loop = LoopListener(listener, f"rmq-listener-{group}") if is_async(listener) else None
         hooked = with_hooks(

@@ -17,7 +17,7 @@ import pytest
 from rmq_ray.client.instance.timers import Timers
 from rmq_ray.client.producer import request_reply
 from rmq_ray.client.producer.request_reply import RequestReply, request_reply_of
-from rmq_ray.client.pull import pull_life
+from rmq_ray.client.pull import pull_consumer
 from rmq_ray.client.pull.pull_consumer import PullConsumer
 from rmq_ray.client.push import listener_invoker, push_consumer
 from rmq_ray.client.push.listener_invoker import LoopListener
@@ -47,6 +47,8 @@ class Engine:
         self._begun, self._ended = begun, ended
         self.ready = SimpleNamespace(close=lambda: None)
         self.parts = SimpleNamespace(assigned=SimpleNamespace(snapshot=dict))
+
+    def connect(self) -> None: ...
 
     def begin(self) -> None:
         self.calls.append("begin")
@@ -78,7 +80,7 @@ def pull(_engine: Engine) -> Any:
 
 @pytest.mark.parametrize(
     ("module", "name", "make"),
-    [(push_consumer, "ConsumerEngine", push), (pull_life, "PullEngine", pull)],
+    [(push_consumer, "PushEngine", push), (pull_consumer, "PullEngine", pull)],
 )
 def test_a_stop_ends_a_consumer_that_another_thread_is_starting(
     monkeypatch: pytest.MonkeyPatch, module: Any, name: str, make: Callable[..., Any]
@@ -87,7 +89,6 @@ def test_a_stop_ends_a_consumer_that_another_thread_is_starting(
     engine = Engine(begun, ended)
     client = SimpleNamespace(register_consumer=lambda _consumer: None, start=lambda: None)
     monkeypatch.setattr(module, name, lambda *_parts: engine)
-    monkeypatch.setattr(module, "check_sql_filters", lambda *_arguments: None)
     monkeypatch.setattr(
         module.ClientInstance, "get_or_create", lambda *_arguments, **_options: client
     )

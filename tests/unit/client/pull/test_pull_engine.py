@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from rmq_ray.client.consumer.consumer_options import pull_settings
 from rmq_ray.client.consumer.offset_store import ReadOffset
 from rmq_ray.client.consumer.subscriptions import SubscriptionTable
 from rmq_ray.client.pull.pull_engine import PullEngine
-from rmq_ray.client.pull.pull_options import pull_settings
 from rmq_ray.model.groups import ConsumerData, ConsumeType, MessageModel
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.pulling import PullSysFlag
@@ -44,7 +44,7 @@ class Rig:
         self.data = ConsumerData(
             "g", ConsumeType.CONSUME_ACTIVELY, MessageModel.CLUSTERING, settings.start_from
         )
-        self.engine = PullEngine(self.client, "g", settings, table, lambda: self.data)
+        self.engine = PullEngine(self.client, settings, table, lambda: self.data)
 
     def assign(self, *queues: MessageQueue) -> None:
         self.engine.assign(queues)

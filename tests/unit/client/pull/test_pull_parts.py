@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from rmq_ray.client.consumer.assigned_queue import AssignedQueue, ReadyBatch, cut
+from rmq_ray.client.consumer.consumer_options import pull_settings
 from rmq_ray.client.consumer.flow_control import PauseTable
 from rmq_ray.client.messages.received import Page
 from rmq_ray.client.pull.prefetched import Prefetch, Prefetched
-from rmq_ray.client.pull.pull_options import pull_settings
 from rmq_ray.client.pull.queue_questions import OnePull, PullResult, QueueQuestions
 from rmq_ray.clock import ManualClock
 from rmq_ray.config import ConsumerConfig

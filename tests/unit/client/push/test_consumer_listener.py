@@ -8,7 +8,12 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.client.consumer.consumer_options import as_ms, check_listener, push_settings
+from rmq_ray.client.consumer.consumer_options import (
+    as_ms,
+    check_listener,
+    pull_settings,
+    push_settings,
+)
 from rmq_ray.client.consumer.subscriptions import check_subscriptions
 from rmq_ray.client.messages.listener import (
     ACK_ALL,
@@ -18,7 +23,6 @@ from rmq_ray.client.messages.listener import (
     Reject,
     judge,
 )
-from rmq_ray.client.pull.pull_options import pull_settings
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.errors import ClientError, ConfigError, ConsumeError, SubscriptionInvalid
 from rmq_ray.model.arrow import COLUMNS

@@ -14,7 +14,7 @@ from rmq_ray.client.consumer.queue_leases import OwnQueues, QueueLeases
 from rmq_ray.client.consumer.subscriptions import SubscriptionTable
 from rmq_ray.client.push.consume_concurrently import ConcurrentConsumption
 from rmq_ray.client.push.consume_orderly import OrderlyConsumption
-from rmq_ray.client.push.consumer_engine import ConsumerEngine
+from rmq_ray.client.push.push_engine import PushEngine
 from rmq_ray.model.groups import ConsumeFromWhere, ConsumerData, ConsumeType, MessageModel
 from rmq_ray.model.ids import Address
 from rmq_ray.protocol.queue_locks import QueueLocks
@@ -80,7 +80,7 @@ class LockingClient(ScriptedClient):
         return command.answer()
 
 
-def engine_of(**options: Any) -> tuple[ConsumerEngine, Any]:
+def engine_of(**options: Any) -> tuple[PushEngine, Any]:
     client: Any = LockingClient()
     client.add_topic("orders", 2)
     subscriptions = SubscriptionTable()
@@ -92,9 +92,8 @@ def engine_of(**options: Any) -> tuple[ConsumerEngine, Any]:
         ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
         (),
     )
-    return ConsumerEngine(
+    return PushEngine(
         client,
-        "g",
         push_settings("g", None, options),
         subscriptions,
         lambda _messages, _ctx: None,

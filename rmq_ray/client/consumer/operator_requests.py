@@ -1,13 +1,16 @@
-"""What a broker relays to a running push consumer from operators: 220, 221, 307, 309
-(protocol-behaviour 23; remoting 4).
+"""What a broker relays to a running consumer from operators: 220, 221, 307, 309 (protocol-behaviour
+23; remoting 4).
 
-    220 reset     queues that are held are dropped at once and go on at the given offsets about 10 s later, when listeners are through
-    221 status    where this member is in each queue of a topic
+    220 reset     queues that are held go on at the given offsets
+                  (push: they are dropped at once, and go on about 10 s later, when listeners are
+                  through; pull: at once, and the group's commits with them)
+    221 status    where this member is in each queue of a topic (pull: what was committed)
     307 info      what this member is and how its queues stand
-    309 directly  the listener gets one message, in a thread of its own; what it did is told, and nothing is committed
+    309 directly  the listener gets one message, in a thread of its own; what it did is told, and
+                  nothing is committed. Refused by a consumer without a listener.
 
-Called by ``push_consumer`` in a reader thread: returns at once, later answers go through
-``client.link``. Invariant: one message is consumed directly at a time, a second request is refused.
+Runs in a reader thread: returns at once, later answers go through ``client.link``. Invariant: one
+message is consumed directly at a time, a second request is refused.
 """
 
 from __future__ import annotations
@@ -15,16 +18,19 @@ from __future__ import annotations
 import logging
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
+from rmq_ray.client.consumer.assigned_queue import AssignedQueue
+from rmq_ray.client.consumer.consumer_parts import ConsumerParts
 from rmq_ray.client.consumer.offset_store import ReadOffset
 from rmq_ray.client.messages.listener import (
     COMMIT,
     ROLLBACK,
     ConsumeContext,
+    Listener,
     OrderlyContext,
     Reject,
     Step,
@@ -32,7 +38,6 @@ from rmq_ray.client.messages.listener import (
     judge_orderly,
 )
 from rmq_ray.client.messages.received import MessageExt, Page
-from rmq_ray.client.push.consumer_engine import ConsumerEngine
 from rmq_ray.codec.record import decode_record
 from rmq_ray.errors import RmqError
 from rmq_ray.model.ids import Address, MessageQueue
@@ -43,23 +48,38 @@ from rmq_ray.remoting.wire.headers_groups import ConsumeDirectlyHeader, Consumer
 
 REMARK_CHARS_MAX = 2_000
 CLIENT_VERSION = "V4_9_7"
+ORDERLY = "PROP_CONSUMEORDERLY"
 
 log = logging.getLogger("rmq_ray.client.consumer")
 
 
-class Operations:
-    """Of one started consumer. ``orderly``: how 309 names its outcome."""
+class OperatorRequests:
+    """Of one started consumer. ``name``: as remarks call it; ``properties``: what 307 tells of this
+    kind; ``reset(work, offset)``: the group is moved on a held queue.
+    """
 
-    def __init__(self, engine: ConsumerEngine, orderly: bool) -> None:
-        self._engine = engine
-        self._orderly = orderly
+    def __init__(
+        self,
+        parts: ConsumerParts,
+        name: str,
+        properties: Mapping[str, str],
+        reset: Callable[[AssignedQueue, int], None],
+        listener: Listener | None = None,
+    ) -> None:
+        self._parts = parts
+        self._name = name
+        self._properties = properties
+        self._orderly = properties[ORDERLY] == "true"
+        self._reset_to = reset
+        self._listener = listener
         self._direct = threading.Lock()
         self._handlers: dict[int, Callable[[Command, Address], Command | None]] = {
             RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self._reset,
             RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self._status,
             RequestCode.GET_CONSUMER_RUNNING_INFO: self._info,
-            RequestCode.CONSUME_MESSAGE_DIRECTLY: self._consume_directly,
         }
+        if listener is not None:
+            self._handlers[RequestCode.CONSUME_MESSAGE_DIRECTLY] = self._consume_directly
 
     def handle(self, command: Command, address: Address) -> Command | None:
         """The answer; None where it comes later or there is none."""
@@ -70,41 +90,34 @@ class Operations:
             return None
         return command.answer(
             ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
-            remark=f"request code {command.code} is not known to this consumer",
+            remark=f"request code {command.code} is not known to this {self._name}",
         )
 
     def _reset(self, command: Command, address: Address) -> None:
         offsets = bodies_groups.decode_offsets(command.body_bytes())
-        held = self._engine.parts.assigned.snapshot()
-        for queue, offset in offsets.items():
-            work = held.get(queue)
-            if work is None:
-                continue
+        held = self._parts.assigned.snapshot()
+        for queue in offsets.keys() & held.keys():
             log.info(
                 "an operator moves group %s on %s to offset %d",
-                self._engine.parts.group,
+                self._parts.group,
                 queue,
-                offset,
+                offsets[queue],
             )
-            with work.lock:
-                work.process.drop()
-            self._engine.move(work, offset)
+            self._reset_to(held[queue], offsets[queue])
 
     def _status(self, command: Command, address: Address) -> Command:
         topic = ConsumerStatusHeader.from_fields(command.fields).topic
         return command.answer(
-            fields={},
-            body=bodies_groups.encode_client_status(self._engine.parts.offsets.clone(topic)),
+            fields={}, body=bodies_groups.encode_client_status(self._parts.offsets.clone(topic))
         )
 
     def _info(self, command: Command, address: Address) -> Command:
-        engine, parts = self._engine, self._engine.parts
+        parts = self._parts
+        servers = ";".join(map(str, parts.client.link.name_server_addresses))
         properties = {
-            "PROP_NAMESERVER_ADDR": ";".join(map(str, engine.client.link.name_server_addresses)),
-            "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY",
-            "PROP_CONSUMEORDERLY": str(self._orderly).lower(),
-            "PROP_THREADPOOL_CORE_SIZE": str(parts.config.concurrency),
+            "PROP_NAMESERVER_ADDR": servers,
             "PROP_CLIENT_VERSION": CLIENT_VERSION,
+            **self._properties,
         }
         queues: dict[MessageQueue, dict[str, Any]] = {}
         for queue, work in parts.assigned.snapshot().items():
@@ -131,7 +144,7 @@ class Operations:
 
     def _consume_directly(self, command: Command, address: Address) -> Command | None:
         broker = ConsumeDirectlyHeader.from_fields(command.fields).broker_name or ""
-        message = _message(command.body_bytes(), broker, self._engine.parts.config.namespace)
+        message = _message(command.body_bytes(), broker, self._parts.config.namespace)
         if not self._direct.acquire(blocking=False):
             return command.answer(
                 ResponseCode.SYSTEM_BUSY,
@@ -149,15 +162,16 @@ class Operations:
         return None
 
     def _run_directly(self, command: Command, address: Address, message: MessageExt) -> None:
-        clock, group = self._engine.parts.clock, self._engine.parts.group
+        clock, group = self._parts.clock, self._parts.group
         ctx = (
             OrderlyContext(group, message.queue)
             if self._orderly
             else ConsumeContext(group, message.queue)
         )
         began_ms, remark = clock.monotonic_ms(), None
+        assert self._listener is not None
         try:
-            answer = self._engine.delivery.of_messages([message], ctx)
+            answer = self._listener([message], ctx)
         except Reject as rejection:
             answer = rejection
         except BaseException as error:  # noqa: BLE001
@@ -173,7 +187,7 @@ class Operations:
             auto_commit=bool(getattr(ctx, "auto_commit", True)),
         )
         try:
-            self._engine.client.link.answer(address, command.answer(fields={}, body=body))
+            self._parts.client.link.answer(address, command.answer(fields={}, body=body))
         except RmqError as error:
             log.warning(
                 "what became of message %s, consumed directly, was not told: %s",

@@ -1,17 +1,13 @@
-"""The parts of a running push consumer, and the events between them.
+"""The parts of a running push consumer: consumption in place of a buffer.
 
-    Rebalancer ── takes, leaves queues ──> AssignedQueues
-        │ taken                                 │
-      Puller ── batches ──> ConcurrentConsumption ──> listener
-        │ lost        drained, resume │    │ done
-    Reconnector                       └    RemoteOffsetStore, or LocalFileOffsetStore
+    Puller ── batches ──> ConcurrentConsumption ──> listener
+                               │ done
+                          RemoteOffsetStore, or LocalFileOffsetStore
 
 Ordered consumption has ``OrderlyConsumption`` in its place, and ``QueueLeases`` that the rebalancer
 asks before it takes a queue.
 
-Decides the order in which parts start and stop; every rule lies in one of them. Implements
-``PullEvents``, so that the puller knows neither threads nor rebalancing. Called by
-``client.push.push_consumer``.
+Decides the order in which parts start and stop; every rule lies in one of them.
 
 Invariant: ``end`` stops pulls first, then waits for listeners, then hands the offsets over, and
 only then leaves the group: the next owner of a queue finds everything that was finished.
@@ -25,16 +21,17 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from rmq_ray.client.consumer.assigned_queue import AssignedQueue, AssignedQueues, ReadyBatch
-from rmq_ray.client.consumer.consumer_options import PushSettings
+from rmq_ray.client.consumer.assigned_queue import AssignedQueue, ReadyBatch
+from rmq_ray.client.consumer.consumer_engine import ConsumerEngine
+from rmq_ray.client.consumer.consumer_options import ConsumerSettings
 from rmq_ray.client.consumer.consumer_parts import ConsumerParts
 from rmq_ray.client.consumer.flow_control import FlowControl, Pausable
 from rmq_ray.client.consumer.local_offset_store import LocalFileOffsetStore
 from rmq_ray.client.consumer.offset_store import ReadOffset, RemoteOffsetStore
-from rmq_ray.client.consumer.puller import Pace, Puller
+from rmq_ray.client.consumer.operator_requests import ORDERLY, OperatorRequests
+from rmq_ray.client.consumer.puller import Pace
 from rmq_ray.client.consumer.queue_leases import OwnQueues, QueueLeases
 from rmq_ray.client.consumer.rebalancer import Rebalancer
-from rmq_ray.client.consumer.reconnector import Reconnector
 from rmq_ray.client.consumer.subscriptions import SubscriptionTable
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.instance.delayed import DelayedCalls
@@ -64,76 +61,73 @@ ADJUSTABLE = (
 log = logging.getLogger("rmq_ray.client.consumer")
 
 
-class ConsumerEngine:
-    """Of one started consumer. ``data``: what the heartbeat says of it; ``local``: keeps the
+class PushEngine(ConsumerEngine):
+    """Of one started push consumer. ``data``: what the heartbeat says of it; ``local``: keeps the
     offsets of a broadcasting consumer.
     """
 
     def __init__(  # noqa: PLR0913 - what a consumer is made of
         self,
         client: ClientInstance,
-        group: str,
-        settings: PushSettings,
+        settings: ConsumerSettings,
         subscriptions: SubscriptionTable,
         listener: Listener,
         data: Callable[[], ConsumerData],
         local: LocalFileOffsetStore | None = None,
     ) -> None:
         config, clock, orderly = settings.config, client.clock, settings.orderly
-        self.client = client
-        self.offsets_moved = 0
-        self._limits = config
-        self._left = False
-        self.parts = ConsumerParts(
+        group = config.group
+        remote = RemoteOffsetStore(group, client, self._lock_epoch if orderly else None)
+        parts = ConsumerParts(
             group,
             config,
             clock,
             client,
-            local
-            or (
-                RemoteOffsetStore(group, client, self._lock_epoch)
-                if orderly
-                else RemoteOffsetStore(group, client)
-            ),
+            local or remote,
             DelayedCalls(clock, f"rmq-later-{group}"),
             FlowControl(config, inf if orderly else None),
             subscriptions,
-            AssignedQueues(),
         )
-        self.puller = Puller(self.parts, self)
-        send_back = SendBack(client, group, self.parts.retries_max, clock)
+        super().__init__(parts, data)
+        self._limits = config
+        self._left = False
+        send_back = SendBack(client, group, parts.retries_max, clock)
         drained = self.puller.resume_if_drained
-        self.delivery = delivery = ListenerInvoker(group, listener, settings, clock)
-        self.leases = (
-            (OwnQueues if settings.broadcasting else QueueLeases)(self.parts, self._lock_lost)
-            if orderly
-            else None
-        )
+        self.invoker = invoker = ListenerInvoker(group, listener, settings, clock)
+        self.leases: QueueLeases | None = None
         self.consumption: ConcurrentConsumption | OrderlyConsumption
-        if self.leases is None:
-            failed = DropFailed(group) if settings.broadcasting else send_back
-            self.consumption = ConcurrentConsumption(
-                self.parts, delivery.call, failed, drained, delivery.take
-            )
-        else:
+        if orderly:
+            locks = OwnQueues if settings.broadcasting else QueueLeases
+            self.leases = locks(parts, self._lock_lost)
             self.consumption = OrderlyConsumption(
-                self.parts,
-                delivery.of_messages,
+                parts,
+                invoker.of_messages,
                 send_back,
                 self.leases,
                 drained,
-                lambda _work: self.rebalancer.wake(),
+                lambda _work: self.rebalance_now(),
             )
-        member = Membership(group, client.client_id, settings.model, settings.strategy)
+        else:
+            failed = DropFailed(group) if settings.broadcasting else send_back
+            self.consumption = ConcurrentConsumption(
+                parts, invoker.call, failed, drained, invoker.take
+            )
         self.rebalancer = Rebalancer(
-            self.parts,
-            member,
+            parts,
+            Membership(group, client.client_id, settings.model, settings.strategy),
             settings.start_from,
             self._taken,
             self.consumption.clean_overdue,
             leases=self.leases,
         )
-        self.reconnector = Reconnector(client, data, self._topic_of, self._broker_back)
+        properties = {
+            "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY",
+            ORDERLY: str(orderly).lower(),
+            "PROP_THREADPOOL_CORE_SIZE": str(config.concurrency),
+        }
+        self.operator_requests = OperatorRequests(
+            parts, "consumer", properties, self.reset_offset, invoker.of_messages
+        )
 
     def begin(self) -> None:
         """After the client instance started: routes, heartbeat, then the threads."""
@@ -156,18 +150,15 @@ class ConsumerEngine:
         """
         if self._left:
             return self.consumption.stop(timeout_ms)
-        self.puller.pace = Pace.STOPPED
-        self.reconnector.stop()
-        self.rebalancer.stop()
+        self._stop_pulling()
         ended = self.consumption.stop(timeout_ms)
-        self.delivery.close()
+        self.invoker.close()
         self.parts.delayed.close()
         self._hand_offsets_over()
         if self.leases is not None:
             self.leases.stop()
             self.leases.unlock_all()
-        self.client.unregister_consumer(self.parts.group)
-        self.client.release()
+        self._leave_group()
         self._left = True
         if not ended:
             log.warning(
@@ -196,7 +187,7 @@ class ConsumerEngine:
                 self.puller.pace = Pace.RUNNING
         for work in self.parts.assigned.snapshot().values():
             self.puller.pull(work)
-        self.rebalancer.wake()
+        self.rebalance_now()
 
     def adjust(self, limits: Mapping[str, int]) -> None:
         """Other limits; see ``PushConsumer.adjust``."""
@@ -216,7 +207,7 @@ class ConsumerEngine:
 
     def owns_current_thread(self) -> bool:
         """True in a thread that calls listeners: it cannot wait for itself."""
-        return self.consumption.owns_current_thread() or self.delivery.owns_current_thread()
+        return self.consumption.owns_current_thread() or self.invoker.owns_current_thread()
 
     def _hand_offsets_over(self) -> None:
         """Every held queue's offset, answered; a broker that fails once is not asked for its other
@@ -256,25 +247,13 @@ class ConsumerEngine:
             work.process.drop()
         self.parts.offsets.remove(work.queue)
         self.parts.assigned.remove(work)
-        self.rebalancer.wake()
+        self.rebalance_now()
 
-    # --- what the puller asks and tells (PullEvents) ----------------------------------------------
+    # --- what the puller tells (PullEvents), and operators ----------------------------------------
 
     def submit(self, batches: Sequence[ReadyBatch]) -> None:
         """See ``PullEvents``."""
         self.consumption.submit(batches)
-
-    def broker_lost(self, broker_name: str) -> None:
-        """See ``PullEvents``."""
-        self.reconnector.lost(broker_name)
-
-    def broker_down(self, broker_name: str) -> bool:
-        """See ``PullEvents``."""
-        return self.reconnector.is_down(broker_name)
-
-    def tell_brokers(self) -> None:
-        """See ``PullEvents``."""
-        self.rebalancer.beat()
 
     def offset_moved(self, work: AssignedQueue, offset: int) -> None:
         """See ``PullEvents``: after 10 s, when listeners of the old offsets are through. An offset
@@ -282,9 +261,15 @@ class ConsumerEngine:
         not consumed.
         """
         self.offsets_moved += 1
-        self.move(work, offset)
+        self._move(work, offset)
 
-    def move(self, work: AssignedQueue, offset: int) -> None:
+    def reset_offset(self, work: AssignedQueue, offset: int) -> None:
+        """See ``ConsumerEngine``: as a moved offset."""
+        with work.lock:
+            work.process.drop()
+        self._move(work, offset)
+
+    def _move(self, work: AssignedQueue, offset: int) -> None:
         """A queue that was dropped goes on at ``offset`` in 10 s. What is told meanwhile is never
         beyond it.
         """
@@ -296,21 +281,13 @@ class ConsumerEngine:
 
     def _correct(self, work: AssignedQueue, offset: int) -> None:
         parts = self.parts
-        if parts.assigned.snapshot().get(work.queue) is not work:
+        if parts.assigned.get(work.queue) is not work:
             return  # it was given away, or taken anew
         parts.offsets.update(work.queue, offset, increase_only=False)
         parts.offsets.persist(work.queue)
         parts.offsets.remove(work.queue)
         parts.assigned.remove(work)
-        self.rebalancer.wake()
-
-    def _topic_of(self, broker_name: str) -> str | None:
-        return next((work.queue.topic for work in self.parts.assigned.of_broker(broker_name)), None)
-
-    def _broker_back(self, broker_name: str) -> None:
-        for work in self.parts.assigned.of_broker(broker_name):
-            self.puller.pull(work)
-        self.rebalancer.wake()
+        self.rebalance_now()
 
     # --- counters ---------------------------------------------------------------------------------
 

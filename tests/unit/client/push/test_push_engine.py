@@ -17,7 +17,7 @@ from rmq_ray.client.consumer.rebalancer import Rebalancer
 from rmq_ray.client.consumer.subscriptions import SubscriptionTable
 from rmq_ray.client.instance.delayed import DelayedCalls
 from rmq_ray.client.push.consume_concurrently import ConcurrentConsumption
-from rmq_ray.client.push.consumer_engine import ConsumerEngine
+from rmq_ray.client.push.push_engine import PushEngine
 from rmq_ray.model.groups import ConsumeFromWhere, ConsumerData, ConsumeType, MessageModel
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.protocol.rebalance import Membership
@@ -55,7 +55,7 @@ class EngineClient(ScriptedClient):
     def release(self) -> None: ...
 
 
-def engine_of(**options: Any) -> tuple[ConsumerEngine, Any, list[MessageQueue]]:
+def engine_of(**options: Any) -> tuple[PushEngine, Any, list[MessageQueue]]:
     client: Any = EngineClient()
     queues = client.add_topic("orders", 4)
     client.answer(
@@ -75,9 +75,8 @@ def engine_of(**options: Any) -> tuple[ConsumerEngine, Any, list[MessageQueue]]:
         (),
     )
     return (
-        ConsumerEngine(
+        PushEngine(
             client,
-            "g",
             push_settings("g", None, options),
             subscriptions,
             lambda _messages, _ctx: None,

@@ -13,13 +13,13 @@ from typing import Any, cast
 
 import pytest
 
-from rmq_ray.client.consumer.consumer_life import ConsumerLife
+from rmq_ray.client.consumer.consumer_lifecycle import ConsumerLifecycle
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.instance.managed import ServiceState
 from rmq_ray.client.pop import simple_consumer
 from rmq_ray.client.pop.simple_consumer import SimpleConsumer
 from rmq_ray.client.producer.producer import Producer
-from rmq_ray.client.pull import pull_life
+from rmq_ray.client.pull import pull_consumer
 from rmq_ray.client.pull.pull_consumer import PullConsumer
 from rmq_ray.client.push import push_consumer
 from rmq_ray.client.push.push_consumer import PushConsumer
@@ -46,7 +46,7 @@ def in_thread(work: Callable[[], Any]) -> Future[Any]:
     return outcome
 
 
-class Life(ConsumerLife):
+class Life(ConsumerLifecycle):
     """Notes its steps. ``at[step]``: what happens in the midst of it; ``ends``: what ``end``
     answers, in turn.
     """
@@ -198,6 +198,7 @@ def engine_of(client: Client) -> Any:
 
     parts = SimpleNamespace(assigned=SimpleNamespace(snapshot=dict))
     return SimpleNamespace(
+        connect=client.start,
         end=leave,
         owns_current_thread=lambda: False,
         ready=SimpleNamespace(close=lambda: None),
@@ -230,13 +231,11 @@ def test_a_consumer_that_is_closed_in_the_midst_of_its_start_has_left_the_group(
     client, consumer = Client(), make()
     client.interrupt = consumer.close
     monkeypatch.setattr(ClientInstance, "get_or_create", lambda *_arguments, **_options: client)
-    monkeypatch.setattr(push_consumer, "ConsumerEngine", lambda *_parts: engine_of(client))
-    monkeypatch.setattr(pull_life, "PullEngine", lambda *_parts: engine_of(client))
+    monkeypatch.setattr(push_consumer, "PushEngine", lambda *_parts: engine_of(client))
+    monkeypatch.setattr(pull_consumer, "PullEngine", lambda *_parts: engine_of(client))
     monkeypatch.setattr(
-        simple_consumer, "BrokerSettler", lambda *_parts: SimpleNamespace(close=lambda: None)
+        simple_consumer, "AckSender", lambda *_parts: SimpleNamespace(close=lambda: None)
     )
-    for module in (push_consumer, pull_life):
-        monkeypatch.setattr(module, "check_sql_filters", lambda *_arguments: None)
     with pytest.raises(ClientError, match="was stopped while it started"):
         in_thread(consumer.start).result(WAIT_S)
     assert (client.members, consumer.state) == ([], ServiceState.SHUTDOWN_ALREADY)
