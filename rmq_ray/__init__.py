@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from rmq_ray.client.pop.receipts import ReceivedMessage
     from rmq_ray.client.producer.replying import reply
     from rmq_ray.client.pull.pulled_batch import PulledBatch
-    from rmq_ray.client.pull.queue_questions import PullResult
+    from rmq_ray.client.pull.queue_queries import PullResult
     from rmq_ray.client.transaction.transaction import Transaction
     from rmq_ray.client.transaction.transaction_listener import (
         TransactionListener,
@@ -239,7 +239,7 @@ _HOMES = {
         "ROLLBACK Reject SUCCESS SUSPEND_CURRENT_QUEUE_A_MOMENT"
     ),
     "rmq_ray.client.pull.pulled_batch": "PulledBatch",
-    "rmq_ray.client.pull.queue_questions": "PullResult",
+    "rmq_ray.client.pull.queue_queries": "PullResult",
     "rmq_ray.client.pop.receipts": "ReceivedMessage",
     "rmq_ray.client.messages.received": "MessageExt",
     "rmq_ray.client.producer.replying": "reply",

@@ -15,7 +15,7 @@ from rmq_ray.client.consumer.assigned_queue import QueueLease
 from rmq_ray.client.consumer.offset_store import RemoteOffsetStore
 from rmq_ray.client.consumer.rebalancer import Rebalancer
 from rmq_ray.client.push.consume_orderly import OrderlyConsumption
-from rmq_ray.client.push.send_back import SendBack
+from rmq_ray.client.push.send_back import RetrySender
 from rmq_ray.protocol.allocation.strategies import Averagely
 from rmq_ray.protocol.process_queue import ProcessQueue
 from rmq_ray.protocol.queue_locks import QueueLocks
@@ -57,7 +57,7 @@ def lose_the_end_of_a_page(patch: pytest.MonkeyPatch) -> None:
 
 
 def skip_the_retry(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SendBack, "send_back", lambda *_: True)
+    patch.setattr(RetrySender, "send_back", lambda *_: True)
 
 
 def skip_what_failed_in_order(patch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,9 @@
 """The life of every consumer: start and stop from any thread and in any order, inside of a signal
 handler, too; and how its client instance sees it.
 
-    start ──its turn──> connect ──> begin ──> RUNNING
+    start ──the lock──> connect ──> begin ──> RUNNING
                                       └── a stop was wanted, or it raised ──> end
-    stop ──wanted──its turn, within its time──> end
+    stop ──wanted──the lock, within its time──> end
 
 Decides who begins and who ends, and that a consumer whose start failed has left the group. Does not
 decide what goes on in between: each kind of consumer has an engine for that.
@@ -20,17 +20,19 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Any, Generic, Protocol, Self, TypeVar
 
+from rmq_ray.client.consumer.flow_control import Pausable
 from rmq_ray.client.consumer.subscriptions import SubscriptionTable
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.instance.managed import ServiceState
 from rmq_ray.clock import Clock
 from rmq_ray.errors import ClientError
 from rmq_ray.model.groups import ConsumerData
-from rmq_ray.model.ids import Address
+from rmq_ray.model.ids import Address, MessageQueue
+from rmq_ray.model.namespaces import with_namespace
 from rmq_ray.ports import Discovery
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
@@ -47,7 +49,7 @@ class ConsumerLifecycle:
         self._group = group
         self._clock = clock
         self._end = end
-        self._turn = threading.RLock()
+        self._lock = threading.RLock()
         self._busy = 0  # the thread that begins or ends
         self._wanted_ms: int | None = None  # a stop was called; the time of the first one
         self._ended = True  # nothing that began goes on
@@ -58,7 +60,7 @@ class ConsumerLifecycle:
         nothing of it goes on then.
         """
         try:
-            with self._turn:
+            with self._lock:
                 self._start(connect, begin)
         finally:
             stopped = self._wanted_ms is not None
@@ -80,14 +82,14 @@ class ConsumerLifecycle:
         if self._busy == threading.get_ident():
             return False
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
-        if not self._turn.acquire(timeout=min(max(0, timeout_ms) / 1000, threading.TIMEOUT_MAX)):
+        if not self._lock.acquire(timeout=min(max(0, timeout_ms) / 1000, threading.TIMEOUT_MAX)):
             return False
         try:
             return self._stop(max(0, round(deadline_ms - self._clock.monotonic_ms())))
         finally:
-            self._turn.release()
+            self._lock.release()
 
-    # --- inside, in turn --------------------------------------------------------------------------
+    # --- inside, under the lock -------------------------------------------------------------------
 
     def _start(self, connect: Callable[[], None], begin: Callable[[], None]) -> None:
         if self.state is not ServiceState.CREATE_JUST or self._busy == threading.get_ident():
@@ -176,6 +178,7 @@ class GroupConsumer(ABC, Generic[E]):
         discovery: Discovery,
         client_id: str | None,
         clock: Clock,
+        namespace: str,
         anew: partial[Any],
     ) -> None:
         self._name = name
@@ -183,6 +186,7 @@ class GroupConsumer(ABC, Generic[E]):
         self._discovery = discovery
         self._client_id = client_id
         self._clock = clock
+        self._namespace = namespace
         self._anew = anew
         self._life = ConsumerLifecycle(name, group, clock, self._end)
         self._subscriptions = SubscriptionTable()
@@ -248,6 +252,15 @@ class GroupConsumer(ABC, Generic[E]):
             client.release()
             raise
         self._engine = engine
+
+    def _full_name(self, topic: str) -> str:
+        """The topic's name as brokers know it."""
+        return with_namespace(self._namespace, topic)
+
+    def _full_names(self, what: Iterable[Pausable] | Pausable) -> list[Pausable]:
+        """Topics and queues as brokers know them."""
+        found = [what] if isinstance(what, str | MessageQueue) else list(what)
+        return [self._full_name(item) if isinstance(item, str) else item for item in found]
 
     def _begin(self) -> None:
         assert self._engine is not None

@@ -1,7 +1,9 @@
 """Offsets of a broadcasting consumer: in a file of its own machine (protocol-behaviour 18).
 
-    <root>/<client id>/<group>/offsets.json       {"offsetTable":{{"brokerName":"broker-a","queueId":0,"topic":"TopicTest"}:335, ...}}
-    <root>/<client id>/<group>/offsets.json.bak   the content before the last save; read when the file is broken or missing
+    <root>/<client id>/<group>/offsets.json
+        {"offsetTable":{{"brokerName":"broker-a","queueId":0,"topic":"TopicTest"}:335, ...}}
+    <root>/<client id>/<group>/offsets.json.bak
+        the content before the last save; read when the file is broken or missing
 
 Decides under which client id a consumer keeps its offsets. It must be the same after a restart, and
 no other consumer's at the same time: the place is locked, and who gives no client id takes the
@@ -20,7 +22,7 @@ import threading
 from collections.abc import Collection
 from typing import ClassVar
 
-from rmq_ray.client.consumer.offset_store import ReadOffset
+from rmq_ray.client.consumer.offset_store import OffsetStore, ReadOffset
 from rmq_ray.errors import ClientError, RmqError, StoreInUse
 from rmq_ray.files import DirectoryLock, FileSystem
 from rmq_ray.model.ids import Address, MessageQueue
@@ -97,16 +99,15 @@ class LocalPlace:
         self._lock.release()
 
 
-class LocalFileOffsetStore:
+class LocalFileOffsetStore(OffsetStore):
     """An ``OffsetStore`` in one file. ``load`` before anything else."""
 
     at_brokers: ClassVar[bool] = False
 
     def __init__(self, directory: str, files: FileSystem) -> None:
+        super().__init__()
         self._file = broadcast_offsets_file(files, f"{directory}/{FILE}")
-        self._lock = threading.Lock()
         self._saving = threading.Lock()
-        self._memory: dict[MessageQueue, int] = {}
         self._kept: dict[MessageQueue, int] = {}
 
     def load(self) -> None:
@@ -115,51 +116,31 @@ class LocalFileOffsetStore:
         """
         self._kept = self._file.load() or {}
 
-    def update(self, queue: MessageQueue, offset: int, increase_only: bool = True) -> None:
+    def read(self, queue: MessageQueue, where: ReadOffset) -> int:
         """See ``OffsetStore``."""
         with self._lock:
-            if not increase_only or offset > self._memory.get(queue, -1):
-                self._memory[queue] = offset
-
-    def read(self, queue: MessageQueue, where: ReadOffset) -> int:
-        """See ``OffsetStore``. What the file says is remembered."""
-        with self._lock:
             if where is not ReadOffset.STORE and (
-                queue in self._memory or where is ReadOffset.MEMORY
+                queue in self._offsets or where is ReadOffset.MEMORY
             ):
-                return self._memory.get(queue, NO_STORED_OFFSET)
+                return self._offsets.get(queue, NO_STORED_OFFSET)
             found = self._kept.get(queue, NO_STORED_OFFSET)
             if found >= 0:
-                self._memory[queue] = found
+                self._offsets[queue] = found
             return found
 
     def persist(self, queue: MessageQueue) -> bool:
         """See ``OffsetStore``. False when the disk refuses: it is tried again with the next one."""
-        return self._save([queue]) if queue in self._memory else False
+        return self._save([queue]) if queue in self._offsets else False
 
     def persist_all(self, queues: Collection[MessageQueue]) -> None:
         """See ``OffsetStore``; but nothing is forgotten, since nobody else has it."""
         self._save(queues)
 
-    def remove(self, queue: MessageQueue) -> None:
-        """See ``OffsetStore``; the file keeps it."""
-        with self._lock:
-            self._memory.pop(queue, None)
-
-    def clone(self, topic: str | None = None) -> dict[MessageQueue, int]:
-        """See ``OffsetStore``."""
-        with self._lock:
-            return {
-                queue: offset
-                for queue, offset in self._memory.items()
-                if topic is None or queue.topic == topic
-            }
-
     def _save(self, queues: Collection[MessageQueue]) -> bool:
         with self._saving:
             with self._lock:
                 table = self._kept | {
-                    queue: self._memory[queue] for queue in queues if queue in self._memory
+                    queue: self._offsets[queue] for queue in queues if queue in self._offsets
                 }
             if table == self._kept:
                 return True

@@ -1,12 +1,12 @@
 """How far a group has come: offsets in memory, handed to the brokers (protocol-behaviour 18).
 
-    listener done ──update──> memory ──persist_all, every 5 s, one-way (15)──────────────> master of the broker name
-                                     ──persist, removal of a queue and stop, answered────>
-                                     ──commit offset of every pull ──────────────────────>
+    listener done ──update──> memory ──persist_all, every 5 s, one-way (15)──────> master of
+                                     ──persist, removal of a queue and stop──────> the broker
+                                     ──commit offset of every pull───────────────> name
 
 Decides which value wins (``increase_only``) and whom it is told to. Does not decide what the offset
-is: ``protocol.process_queue`` does. A broadcasting consumer keeps its offsets in a file instead and
-needs another store with the same methods.
+is: ``protocol.process_queue`` does. A broadcasting consumer keeps its offsets in a file instead
+(``client.consumer.local_offset_store``).
 
 Invariants: with ``increase_only`` a value never falls; what the broker told is never above what it
 stores; nothing is written for a queue that was removed.
@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from enum import Enum
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.errors import RemotingError
@@ -41,45 +42,59 @@ class ReadOffset(Enum):
     MEMORY_FIRST = "MEMORY_FIRST_THEN_STORE"
 
 
-class OffsetStore(Protocol):
-    """What a consumer asks of the keeper of its offsets. ``at_brokers``: pulls may carry them to
-    the broker.
+class OffsetStore(ABC):
+    """The keeper of a consumer's offsets: a table in memory, which each kind hands over to where
+    the next owner of a queue finds it. ``at_brokers``: pulls may carry offsets to the broker.
     """
 
     at_brokers: ClassVar[bool]
 
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._offsets: dict[MessageQueue, int] = {}
+
     def load(self) -> None:
         """Read what was kept on this machine; nothing to do when the brokers keep it."""
-        ...
+        return
 
     def update(self, queue: MessageQueue, offset: int, increase_only: bool = True) -> None:
         """Remember ``offset`` as the next one to consume. Any thread."""
-        ...
+        with self._lock:
+            if not increase_only or offset > self._offsets.get(queue, -1):
+                self._offsets[queue] = offset
 
+    @abstractmethod
     def read(self, queue: MessageQueue, where: ReadOffset) -> int:
-        """The offset; -1 = there is none, -2 = it could not be read."""
-        ...
+        """The offset; -1 = there is none, -2 = it could not be read. What is told from outside of
+        the memory is remembered.
+        """
 
+    @abstractmethod
     def persist(self, queue: MessageQueue) -> bool:
         """Hand this queue's offset over and wait until it is taken; False when that failed (or
-        there is nothing to hand over).
+        there is nothing to hand over): it is logged, and at worst messages come again.
         """
-        ...
 
+    @abstractmethod
     def persist_all(self, queues: Collection[MessageQueue]) -> None:
         """Hand the offsets of these queues over without waiting; forget all others."""
-        ...
 
     def remove(self, queue: MessageQueue) -> None:
         """Forget it in memory."""
-        ...
+        with self._lock:
+            self._offsets.pop(queue, None)
 
     def clone(self, topic: str | None = None) -> dict[MessageQueue, int]:
         """A copy of the table, of one topic or of all."""
-        ...
+        with self._lock:
+            return {
+                queue: offset
+                for queue, offset in self._offsets.items()
+                if topic is None or queue.topic == topic
+            }
 
 
-class RemoteOffsetStore:
+class RemoteOffsetStore(OffsetStore):
     """Offsets of a clustering group: the master of each broker name keeps those of its queues.
 
     ``lock_epoch``: under which lock of a queue its offset was reached, None where it is not
@@ -94,23 +109,13 @@ class RemoteOffsetStore:
         client: ClientInstance,
         lock_epoch: Callable[[MessageQueue], int | None] | None = None,
     ) -> None:
+        super().__init__()
         self._group = group
         self._client = client
         self._lock_epoch = lock_epoch
-        self._lock = threading.Lock()
-        self._offsets: dict[MessageQueue, int] = {}
-
-    def load(self) -> None:
-        """Nothing: the brokers keep it."""
-
-    def update(self, queue: MessageQueue, offset: int, increase_only: bool = True) -> None:
-        """See the protocol."""
-        with self._lock:
-            if not increase_only or offset > self._offsets.get(queue, -1):
-                self._offsets[queue] = offset
 
     def read(self, queue: MessageQueue, where: ReadOffset) -> int:
-        """See the protocol. What a broker tells is remembered."""
+        """See ``OffsetStore``."""
         known = self._offsets.get(queue)
         if where is ReadOffset.MEMORY:
             return NO_STORED_OFFSET if known is None else known
@@ -126,7 +131,7 @@ class RemoteOffsetStore:
         return found
 
     def persist(self, queue: MessageQueue) -> bool:
-        """See the protocol. Waits up to 5 s; a failure is logged: at worst messages come again."""
+        """See ``OffsetStore``. Waits up to 5 s."""
         offset = self._offsets.get(queue)
         address = self._client.broker_address(queue.broker_name)
         if offset is None or address is None:
@@ -152,7 +157,7 @@ class RemoteOffsetStore:
         return answer.code == ResponseCode.SUCCESS
 
     def persist_all(self, queues: Collection[MessageQueue]) -> None:
-        """See the protocol. Every queue, changed or not: a restarted broker may have forgotten the
+        """See ``OffsetStore``. Every queue, changed or not: a restarted broker may have forgotten the
         last seconds.
         """
         kept = frozenset(queues)
@@ -176,20 +181,6 @@ class RemoteOffsetStore:
                     queue,
                     error,
                 )
-
-    def remove(self, queue: MessageQueue) -> None:
-        """See the protocol."""
-        with self._lock:
-            self._offsets.pop(queue, None)
-
-    def clone(self, topic: str | None = None) -> dict[MessageQueue, int]:
-        """See the protocol."""
-        with self._lock:
-            return {
-                queue: offset
-                for queue, offset in self._offsets.items()
-                if topic is None or queue.topic == topic
-            }
 
     def _ask(self, queue: MessageQueue) -> int:
         address = self._client.reading_address(

@@ -32,8 +32,8 @@ from rmq_ray.client.messages.listener import (
     ConsumeContext,
     Listener,
     OrderlyContext,
+    OrderlyStep,
     Reject,
-    Step,
     judge,
     judge_orderly,
 )
@@ -209,7 +209,7 @@ def _outcome(answer: object, ctx: ConsumeContext | OrderlyContext) -> tuple[str,
         return ("CR_COMMIT" if answer is COMMIT else "CR_ROLLBACK"), None
     found = judge_orderly(answer, ctx)
     return (
-        "CR_SUCCESS" if found.step in (Step.COMMIT, Step.KEEP) else "CR_LATER"
+        "CR_SUCCESS" if found.step in (OrderlyStep.COMMIT, OrderlyStep.KEEP) else "CR_LATER"
     ), None if found.fault is None else str(found.fault)
 
 

@@ -119,7 +119,7 @@ Listener = Callable[[Any, Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ConsumeVerdict:
     """``done``: that many messages from the first are finished; the rest is sent back with
     ``delay_level``.
 
@@ -132,7 +132,7 @@ class Verdict:
     fault: BaseException | None = None
 
 
-def judge(answer: object, ctx: ConsumeContext, count: int) -> Verdict:
+def judge(answer: object, ctx: ConsumeContext, count: int) -> ConsumeVerdict:
     """What ``answer`` (a return value, or the exception that the listener raised) means for
     ``count`` messages.
 
@@ -152,11 +152,11 @@ def judge(answer: object, ctx: ConsumeContext, count: int) -> Verdict:
                     ctx.ack_index,
                 ),
             )
-        return Verdict(count) if done == count else _failed(ctx, None, done)
+        return ConsumeVerdict(count) if done == count else _failed(ctx, None, done)
     if answer is RECONSUME_LATER:
         return _failed(ctx, None)
     if answer is Reject or isinstance(answer, Reject):
-        return Verdict(0, DEAD_LETTER_LEVEL)
+        return ConsumeVerdict(0, DEAD_LETTER_LEVEL)
     if isinstance(answer, BaseException):
         return _failed(ctx, answer)
     return _failed(
@@ -169,7 +169,7 @@ def judge(answer: object, ctx: ConsumeContext, count: int) -> Verdict:
     )
 
 
-class Step(Enum):
+class OrderlyStep(Enum):
     """What happens to the messages of a call."""
 
     COMMIT = "these and all uncommitted ones before them are done"
@@ -185,7 +185,7 @@ class OrderlyVerdict:
     nothing).
     """
 
-    step: Step
+    step: OrderlyStep
     fault: BaseException | None = None
 
 
@@ -197,27 +197,27 @@ def judge_orderly(answer: object, ctx: OrderlyContext) -> OrderlyVerdict:
     ('COMMIT', 'SUSPEND')
     """
     if answer is None or answer is SUCCESS:
-        return OrderlyVerdict(Step.COMMIT if ctx.auto_commit else Step.KEEP)
+        return OrderlyVerdict(OrderlyStep.COMMIT if ctx.auto_commit else OrderlyStep.KEEP)
     if answer is COMMIT or answer is ROLLBACK:
         if ctx.auto_commit:
             return OrderlyVerdict(
-                Step.COMMIT,
+                OrderlyStep.COMMIT,
                 _wrong(
                     f"returned {shown(answer)}",
                     "set ctx.auto_commit = False before you return it. Counted as SUCCESS",
                     answer,
                 ),
             )
-        return OrderlyVerdict(Step.COMMIT if answer is COMMIT else Step.ROLLBACK)
+        return OrderlyVerdict(OrderlyStep.COMMIT if answer is COMMIT else OrderlyStep.ROLLBACK)
     if answer is SUSPEND_CURRENT_QUEUE_A_MOMENT:
-        return OrderlyVerdict(Step.SUSPEND)
+        return OrderlyVerdict(OrderlyStep.SUSPEND)
     if answer is Reject or isinstance(answer, Reject):
-        return OrderlyVerdict(Step.REJECT)
+        return OrderlyVerdict(OrderlyStep.REJECT)
     if isinstance(answer, BaseException):
-        return OrderlyVerdict(Step.SUSPEND, answer)
+        return OrderlyVerdict(OrderlyStep.SUSPEND, answer)
     known = "RECONSUME_LATER is for concurrent consumption; " if answer is RECONSUME_LATER else ""
     return OrderlyVerdict(
-        Step.SUSPEND,
+        OrderlyStep.SUSPEND,
         _wrong(
             f"returned {shown(answer)}",
             f"{known}return None, SUCCESS, SUSPEND_CURRENT_QUEUE_A_MOMENT or Reject. Counted "
@@ -252,17 +252,17 @@ def shown(value: object) -> str:
         return f"<{type(value).__name__} object>"
 
 
-def _failed(ctx: ConsumeContext, fault: BaseException | None, done: int = 0) -> Verdict:
+def _failed(ctx: ConsumeContext, fault: BaseException | None, done: int = 0) -> ConsumeVerdict:
     level = ctx.delay_level_when_next_consume
     try:
-        return Verdict(done, min(max(index(level), DEAD_LETTER_LEVEL), LEVEL_MAX), fault)
+        return ConsumeVerdict(done, min(max(index(level), DEAD_LETTER_LEVEL), LEVEL_MAX), fault)
     except TypeError:
         wrong = _wrong(
             f"set ctx.delay_level_when_next_consume = {shown(level)}",
             "give 0 (the broker decides), 1 to 18, or -1 (dead letter). Counted as RECONSUME_LATER",
             level,
         )
-        return Verdict(done, BROKER_DECIDES, fault or wrong)
+        return ConsumeVerdict(done, BROKER_DECIDES, fault or wrong)
 
 
 def _wrong(what: str, remedy: str, value: object) -> ConsumeError:

@@ -155,9 +155,8 @@ class SimpleConsumer(GroupConsumer[PopEngine]):
                 f"{max_reconsume_times!r}",
                 max_reconsume_times,
             )
-        super().__init__("simple consumer", group, discovery, client_id, clock, anew)
+        super().__init__("simple consumer", group, discovery, client_id, clock, namespace, anew)
         self._subscription = self._subscriptions.put(topic, expression, clock.now_ms())
-        self._namespace = namespace
         self._topic = topic
         self._start_from = STARTS[start_from]
         self._retries_max = max_reconsume_times

@@ -8,7 +8,7 @@ lite pull).
             pc.commit(batch)
 
 Decides what may be asked when, what a commit covers and what closing commits. Pulling ahead is in
-``client.pull.pull_engine``, questions to brokers in ``client.pull.queue_questions``.
+``client.pull.pull_engine``, questions to brokers in ``client.pull.queue_queries``.
 
 Invariants: a queue's messages come in order; what no poll returned is never committed. Auto-commit
 covers what was returned by polls before the latest one, so that a killed program gets its last
@@ -34,13 +34,13 @@ from rmq_ray.client.instance.managed import ServiceState
 from rmq_ray.client.outgoing.send_request import TIMEOUT_S_MAX
 from rmq_ray.client.pull.pull_engine import PullEngine
 from rmq_ray.client.pull.pulled_batch import PulledBatch
-from rmq_ray.client.pull.queue_questions import OnePull, PullResult, QueueQuestions
+from rmq_ray.client.pull.queue_queries import OnePull, PullResult, QueueQueries
 from rmq_ray.clock import SYSTEM_CLOCK, Clock
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.errors import ClientError, CommitFailed, ConsumeError, NotAssigned, OffsetOutOfRange
 from rmq_ray.model.groups import ConsumerData, ConsumeType, MessageModel
 from rmq_ray.model.ids import MessageQueue
-from rmq_ray.model.namespaces import queue_with_namespace, with_namespace
+from rmq_ray.model.namespaces import queue_with_namespace
 from rmq_ray.ports import Discovery
 from rmq_ray.protocol.filters.subscriptions import parse_subscription
 
@@ -78,8 +78,9 @@ class PullConsumer(GroupConsumer[PullEngine]):
             client_id=client_id,
             **options,
         )
-        group = self._settings.config.group
-        super().__init__("pull consumer", group, discovery, client_id, clock, anew)
+        config = self._settings.config
+        group, namespace = config.group, config.namespace
+        super().__init__("pull consumer", group, discovery, client_id, clock, namespace, anew)
         # a signal handler that closes may have interrupted a poll
         self._polling = threading.RLock()
         self._commits = True
@@ -136,7 +137,7 @@ class PullConsumer(GroupConsumer[PullEngine]):
 
     def fetch_message_queues(self, topic: str) -> list[MessageQueue]:
         """The topic's queues. ``TopicNotFound`` when no name server knows it."""
-        return self._questions().queues(self._whole(topic))
+        return self._queries().queues(self._full_name(topic))
 
     def assign(self, queues: Iterable[MessageQueue], expression: Any = "*") -> None:
         """Read exactly these queues, each from its committed offset, else from where ``start_from``
@@ -151,7 +152,7 @@ class PullConsumer(GroupConsumer[PullEngine]):
                 f"fetch_message_queues(topic)",
                 repr(queues)[:80],
             )
-        chosen = frozenset(map(self._whole_queue, queues))
+        chosen = frozenset(map(self._full_queue, queues))
         if self._subscribing:
             raise ClientError(
                 "assign() after subscribe(): a pull consumer does one or the other; make "
@@ -175,14 +176,14 @@ class PullConsumer(GroupConsumer[PullEngine]):
                 "another one",
                 self._group,
             )
-        self._put({self._whole(topic): expression})
+        self._put({self._full_name(topic): expression})
         self._subscribing = True
         if self._engine is not None:
             self._running().subscribed()
 
     def unsubscribe(self, topic: str) -> None:
         """Give a topic up; its queues leave at the rebalance, which comes at once."""
-        if not self._subscribing or not self._subscriptions.remove(self._whole(topic)):
+        if not self._subscribing or not self._subscriptions.remove(self._full_name(topic)):
             raise ClientError(f"group {self._group!r} is not subscribed to {topic!r}", topic)
         self.rebalance_now()
 
@@ -247,13 +248,13 @@ class PullConsumer(GroupConsumer[PullEngine]):
                 f"{PULL_WAIT_MAX_S} s",
                 offset,
             )
-        queue = self._whole_queue(queue)
+        queue = self._full_queue(queue)
         subscription = parse_subscription(
             queue.topic,
             check_subscriptions({queue.topic: expression})[queue.topic],
             self._clock.now_ms(),
         )
-        return self._questions().pull(
+        return self._queries().pull(
             queue,
             subscription,
             OnePull(offset, max_messages, self._settings.config.pull_bytes, int(wait * 1000)),
@@ -273,7 +274,7 @@ class PullConsumer(GroupConsumer[PullEngine]):
         """
         self._must_hold(queue)
         _check_whole("offset", offset)
-        low, high = self._questions().bounds(queue)
+        low, high = self._queries().bounds(queue)
         if not low <= offset <= high:
             raise OffsetOutOfRange(
                 f"offset {offset} of {queue} lies outside {low}..{high}; seek within",
@@ -286,18 +287,18 @@ class PullConsumer(GroupConsumer[PullEngine]):
     def seek_to_begin(self, queue: MessageQueue) -> None:
         """Go on at the first message that is there."""
         self._must_hold(queue)
-        self._running().seek(queue, self._questions().bounds(queue)[0])
+        self._running().seek(queue, self._queries().bounds(queue)[0])
 
     def seek_to_end(self, queue: MessageQueue) -> None:
         """Go on with the next message to come."""
         self._must_hold(queue)
-        self._running().seek(queue, self._questions().bounds(queue)[1])
+        self._running().seek(queue, self._queries().bounds(queue)[1])
 
     def watermark_offsets(self, queue: MessageQueue) -> tuple[int, int]:
         """(offset of the first message that is there, offset of the next one to come), of any
         queue.
         """
-        return self._questions().bounds(queue)
+        return self._queries().bounds(queue)
 
     def offsets_for_times(
         self, times: Mapping[MessageQueue, datetime | int]
@@ -311,7 +312,7 @@ class PullConsumer(GroupConsumer[PullEngine]):
             )
         asked = {queue: as_ms(moment) for queue, moment in times.items()}
         return {
-            queue: self._questions().offset_at(queue, store_ms) for queue, store_ms in asked.items()
+            queue: self._queries().offset_at(queue, store_ms) for queue, store_ms in asked.items()
         }
 
     # --- commits ----------------------------------------------------------------------------------
@@ -359,7 +360,7 @@ class PullConsumer(GroupConsumer[PullEngine]):
         broker; None when there is none.
         """
         known = self._running().offsets.read(queue, ReadOffset.MEMORY)
-        return known if known >= 0 else self._questions().committed(queue)
+        return known if known >= 0 else self._queries().committed(queue)
 
     # --- pausing ----------------------------------------------------------------------------------
 
@@ -368,7 +369,7 @@ class PullConsumer(GroupConsumer[PullEngine]):
         given back and pulled again then.
         """
         engine = self._running()
-        engine.parts.pauses.add(self._whole_of(queues))
+        engine.parts.pauses.add(self._full_names(queues))
         for queue in engine.parts.assigned.snapshot():
             if engine.parts.pauses.covers(queue):
                 engine.rewind(queue)
@@ -382,7 +383,7 @@ class PullConsumer(GroupConsumer[PullEngine]):
         if queues is None:
             engine.parts.pauses.clear()
         else:
-            engine.parts.pauses.remove(self._whole_of(queues))
+            engine.parts.pauses.remove(self._full_names(queues))
         engine.pull_soon(paused)
 
     def paused(self) -> list[Pausable]:
@@ -435,25 +436,16 @@ class PullConsumer(GroupConsumer[PullEngine]):
         for topic, given in checked.items():
             self._subscriptions.put(topic, given, self._clock.now_ms())
 
-    def _whole(self, topic: str) -> str:
-        """The topic's name as brokers know it."""
-        return with_namespace(self._settings.config.namespace, topic)
-
-    def _whole_of(self, what: Iterable[Pausable] | Pausable) -> list[Pausable]:
-        """Topics and queues as brokers know them."""
-        found = [what] if isinstance(what, str | MessageQueue) else list(what)
-        return [self._whole(item) if isinstance(item, str) else item for item in found]
-
-    def _whole_queue(self, queue: MessageQueue) -> MessageQueue:
+    def _full_queue(self, queue: MessageQueue) -> MessageQueue:
         if not isinstance(queue, MessageQueue):
             raise ClientError(
                 f"{queue!r:.80} is no MessageQueue; take them from fetch_message_queues(topic)",
                 repr(queue)[:80],
             )
-        return queue_with_namespace(self._settings.config.namespace, queue)
+        return queue_with_namespace(self._namespace, queue)
 
-    def _questions(self) -> QueueQuestions:
-        return QueueQuestions(self._running().client, self._group)
+    def _queries(self) -> QueueQueries:
+        return QueueQueries(self._running().client, self._group)
 
     def _must_hold(self, queue: MessageQueue) -> None:
         engine = self._running()
@@ -466,7 +458,7 @@ class PullConsumer(GroupConsumer[PullEngine]):
     def _check_bounds(self, queue: MessageQueue, offset: int, pulled: int) -> None:
         """An offset to commit; what was ``pulled`` is there, further ones are asked for."""
         _check_whole("offset", offset)
-        high = pulled if 0 <= offset <= pulled else self._questions().bounds(queue)[1]
+        high = pulled if 0 <= offset <= pulled else self._queries().bounds(queue)[1]
         if not 0 <= offset <= high:
             raise OffsetOutOfRange(
                 f"offset {offset} of {queue} cannot be committed: it lies outside 0..{high}",

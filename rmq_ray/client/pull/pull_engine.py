@@ -2,7 +2,7 @@
 buffer in place of a listener.
 
     assign ──> offsets are looked up beside ──┐
-    subscribe ──> Rebalancer ── takes, leaves ┴─> AssignedQueues ──> Puller ── batches ──> Prefetched ──> poll
+    subscribe ──> Rebalancer ── takes, leaves ┴─> AssignedQueues ──> Puller ── batches ──> PrefetchBuffer ──> poll
                                                        commit ──> CommittedOffsets ──> brokers
 
 Decides what assigning, seeking, pausing and a moved offset do to a queue: it becomes another
@@ -32,7 +32,7 @@ from rmq_ray.client.consumer.rebalancer import Rebalancer
 from rmq_ray.client.consumer.subscriptions import SubscriptionTable
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.instance.delayed import DelayedCalls
-from rmq_ray.client.pull.prefetched import Prefetch, Prefetched
+from rmq_ray.client.pull.prefetch_buffer import PrefetchBuffer, PrefetchLimits
 from rmq_ray.errors import RemotingError
 from rmq_ray.model.groups import ConsumerData
 from rmq_ray.model.ids import MessageQueue
@@ -72,8 +72,10 @@ class PullEngine(ConsumerEngine):
         config, pauses = settings.config, PauseTable()
         group = config.group
         self.offsets = CommittedOffsets(group, client)
-        self.ready = Prefetched(pauses, client.clock)
-        self.flow = Prefetch(config, self.ready, settings.prefetch_messages, settings.prefetch_mib)
+        self.ready = PrefetchBuffer(pauses, client.clock)
+        self.flow = PrefetchLimits(
+            config, self.ready, settings.prefetch_messages, settings.prefetch_mib
+        )
         parts = ConsumerParts(
             group,
             config,

@@ -17,7 +17,7 @@ from rmq_ray.client.messages.received import MessageExt, Page
 from rmq_ray.model.ids import MessageQueue
 
 
-class Piece(NamedTuple):
+class PageSlice(NamedTuple):
     """Records of one page."""
 
     page: Page
@@ -30,7 +30,9 @@ class PulledBatch(Sequence[MessageExt]):
     """
 
     def __init__(
-        self, pieces: Sequence[Piece] = (), next_offsets: Mapping[MessageQueue, int] | None = None
+        self,
+        pieces: Sequence[PageSlice] = (),
+        next_offsets: Mapping[MessageQueue, int] | None = None,
     ) -> None:
         self._pieces = tuple(pieces)
         self._messages: list[MessageExt] | None = None
@@ -86,5 +88,5 @@ def _restored(
 ) -> PulledBatch:
     """Each unpickled message has a page of its own."""
     return PulledBatch(
-        [Piece(page, (i,)) for page, i in (message.place for message in messages)], next_offsets
+        [PageSlice(page, (i,)) for page, i in (message.place for message in messages)], next_offsets
     )

@@ -23,10 +23,16 @@ from typing import Any
 
 from rmq_ray.client.consumer.assigned_queue import AssignedQueue, ReadyBatch
 from rmq_ray.client.consumer.consumer_parts import ConsumerParts
-from rmq_ray.client.messages.listener import ACK_ALL, ConsumeContext, Listener, Verdict, judge
+from rmq_ray.client.messages.listener import (
+    ACK_ALL,
+    ConsumeContext,
+    ConsumeVerdict,
+    Listener,
+    judge,
+)
 from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.client.push.consuming_threads import ConsumingThreads
-from rmq_ray.client.push.send_back import DropFailed, SendBack
+from rmq_ray.client.push.send_back import FailedDiscarder, RetrySender
 
 OVERDUE_DELAY_LEVEL = (
     3  # level of a message whose listener takes longer than consume_timeout_minutes
@@ -44,7 +50,7 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
         self,
         parts: ConsumerParts,
         listener: Listener,
-        send_back: SendBack | DropFailed,
+        send_back: RetrySender | FailedDiscarder,
         drained: Callable[[AssignedQueue], None],
         take: Callable[[ReadyBatch, int], Any] = ReadyBatch.take,
     ) -> None:
@@ -107,7 +113,7 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
         if work.held_back:
             self._drained(work)
 
-    def _settle_failures(self, batch: ReadyBatch, verdict: Verdict) -> None:
+    def _settle_failures(self, batch: ReadyBatch, verdict: ConsumeVerdict) -> None:
         work = batch.owner
         if verdict.fault is not None:
             self._report(batch, verdict.fault)

@@ -28,14 +28,14 @@ from rmq_ray.client.consumer.queue_leases import QueueLeases
 from rmq_ray.client.messages.listener import (
     Listener,
     OrderlyContext,
+    OrderlyStep,
     OrderlyVerdict,
-    Step,
     judge_orderly,
     pause_ms,
 )
 from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.client.push.consuming_threads import ConsumingThreads
-from rmq_ray.client.push.send_back import SendBack
+from rmq_ray.client.push.send_back import RetrySender
 
 RELOCK_FIRST_MS = 100
 RELOCK_MS = 10
@@ -56,7 +56,7 @@ class OrderlyConsumption(ConsumingThreads[AssignedQueue]):
         self,
         parts: ConsumerParts,
         listener: Listener,
-        send_back: SendBack,
+        send_back: RetrySender,
         leases: QueueLeases,
         drained: Callable[[AssignedQueue], None],
         idle: Callable[[AssignedQueue], None],
@@ -185,20 +185,20 @@ class OrderlyConsumption(ConsumingThreads[AssignedQueue]):
     ) -> float:
         if verdict.fault is not None:
             self._report(batch, verdict.fault)
-        if verdict.step is Step.COMMIT:
+        if verdict.step is OrderlyStep.COMMIT:
             self._commit(work, lease, batch.count)
             return 0.0
-        if verdict.step is Step.KEEP:
+        if verdict.step is OrderlyStep.KEEP:
             self._count(work, ok=batch.count)
             return 0.0
         self._count(work, failed=batch.count)
         pause = pause_ms(ctx, self._parts.config.suspend_queue_ms)
         if work.process.dropped:
             return 0.0
-        if verdict.step is Step.ROLLBACK:
+        if verdict.step is OrderlyStep.ROLLBACK:
             lease.in_work.clear()
             return pause
-        if self._kept(work, batch, verdict.step is Step.REJECT):
+        if self._kept(work, batch, verdict.step is OrderlyStep.REJECT):
             lease.in_work.remove(batch)
             return pause
         if len(lease.in_work) == 1:  # behind uncommitted ones it waits for their commit

@@ -122,7 +122,7 @@ class ReadyQueue(Generic[T]):
         """A woken thread has not looked yet. It wakes the next one if there is more than it takes,
         so nobody else is woken for that.
         """
-        self._mine = _Mine()
+        self._mine = _Sleeper()
 
     def empty(self) -> bool:
         """Nothing waits at this moment."""
@@ -195,5 +195,5 @@ class ReadyQueue(Generic[T]):
         return True
 
 
-class _Mine(threading.local):
+class _Sleeper(threading.local):
     sleeper: threading.Lock | None = None

@@ -33,7 +33,6 @@ from rmq_ray.files import FileSystem
 from rmq_ray.model.filters import Expression
 from rmq_ray.model.groups import ConsumerData, ConsumeType
 from rmq_ray.model.ids import MessageQueue
-from rmq_ray.model.namespaces import with_namespace
 from rmq_ray.model.topics import retry_topic
 from rmq_ray.ports import Discovery
 from rmq_ray.protocol.filters.subscriptions import parse_subscription
@@ -75,11 +74,12 @@ class PushConsumer(GroupConsumer[PushEngine]):
             client_id=client_id,
             **options,
         )
-        group = self._settings.config.group
-        super().__init__("consumer", group, discovery, client_id, clock, anew)
+        config = self._settings.config
+        group, namespace = config.group, config.namespace
+        super().__init__("consumer", group, discovery, client_id, clock, namespace, anew)
         self._listener = listener
         for topic, expression in check_subscriptions(subscriptions).items():
-            self._subscriptions.put(self._whole(topic), expression, clock.now_ms())
+            self._subscriptions.put(self._full_name(topic), expression, clock.now_ms())
         if not self._settings.broadcasting:  # what fails there is dropped
             self._subscriptions.put(retry_topic(group), None, clock.now_ms())
         self._place: LocalPlace | None = None
@@ -167,7 +167,7 @@ class PushConsumer(GroupConsumer[PushEngine]):
         ``SubscriptionInvalid`` changes nothing.
         """
         check_subscriptions({topic: expression})
-        topic = self._whole(topic)
+        topic = self._full_name(topic)
         wanted = parse_subscription(topic, expression)
         if self._engine is not None:
             check_sql_filters(self._engine.client, self._group, (wanted,))
@@ -178,7 +178,7 @@ class PushConsumer(GroupConsumer[PushEngine]):
 
     def unsubscribe(self, topic: str) -> None:
         """Give a topic up: its queues are dropped at the next rebalance, which comes at once."""
-        topic = self._whole(topic)
+        topic = self._full_name(topic)
         if topic == retry_topic(self._group) or not self._subscriptions.remove(topic):
             raise ClientError(f"group {self._group!r} is not subscribed to {topic!r}", topic)
         self.rebalance_now()
@@ -188,12 +188,12 @@ class PushConsumer(GroupConsumer[PushEngine]):
         what was pulled is still handed out.
         """
         if self._engine is not None:
-            self._engine.pause([self._whole_of(item) for item in what])
+            self._engine.pause(self._full_names(what))
 
     def resume(self, *what: Pausable) -> None:
         """Pull these again (everything, when nothing is named), and rebalance."""
         if self._engine is not None:
-            self._engine.resume([self._whole_of(item) for item in what])
+            self._engine.resume(self._full_names(what))
 
     def adjust(self, **limits: int) -> None:
         """Other limits from now on, while it runs: ``threshold_messages``, ``threshold_mib``,
@@ -208,13 +208,6 @@ class PushConsumer(GroupConsumer[PushEngine]):
                 self._group,
             )
         self._engine.adjust(limits)
-
-    def _whole(self, topic: str) -> str:
-        """The topic's name as brokers know it."""
-        return with_namespace(self._settings.config.namespace, topic)
-
-    def _whole_of(self, what: Pausable) -> Pausable:
-        return self._whole(what) if isinstance(what, str) else what
 
     # --- as the client instance sees it -----------------------------------------------------------
 

@@ -39,7 +39,7 @@ from rmq_ray.client.messages.listener import Listener
 from rmq_ray.client.push.consume_concurrently import ConcurrentConsumption
 from rmq_ray.client.push.consume_orderly import OrderlyConsumption
 from rmq_ray.client.push.listener_invoker import ListenerInvoker
-from rmq_ray.client.push.send_back import DropFailed, SendBack
+from rmq_ray.client.push.send_back import FailedDiscarder, RetrySender
 from rmq_ray.errors import ConfigError, RemotingError
 from rmq_ray.model.groups import ConsumerData
 from rmq_ray.model.ids import MessageQueue
@@ -91,7 +91,7 @@ class PushEngine(ConsumerEngine):
         super().__init__(parts, data)
         self._limits = config
         self._left = False
-        send_back = SendBack(client, group, parts.retries_max, clock)
+        send_back = RetrySender(client, group, parts.retries_max, clock)
         drained = self.puller.resume_if_drained
         self.invoker = invoker = ListenerInvoker(group, listener, settings, clock)
         self.leases: QueueLeases | None = None
@@ -108,7 +108,7 @@ class PushEngine(ConsumerEngine):
                 lambda _work: self.rebalance_now(),
             )
         else:
-            failed = DropFailed(group) if settings.broadcasting else send_back
+            failed = FailedDiscarder(group) if settings.broadcasting else send_back
             self.consumption = ConcurrentConsumption(
                 parts, invoker.call, failed, drained, invoker.take
             )

@@ -54,7 +54,7 @@ log = logging.getLogger("rmq_ray.client.push.send_back")
 discarded = logging.getLogger("rmq_ray.client.consume")
 
 
-class SendBack:
+class RetrySender:
     """Of one consumer group. Blocks the calling (consuming) thread for up to 5 s a try."""
 
     stores: ClassVar[bool] = True
@@ -235,7 +235,7 @@ class SendBack:
         return answer.code == ResponseCode.SUCCESS
 
 
-class DropFailed:
+class FailedDiscarder:
     """What becomes of messages that a broadcasting consumer's listener could not process: nothing
     (protocol-behaviour 15). Every member of the group has the message; sent back, it would come to
     one of them only. So it is dropped, with a line in the log.

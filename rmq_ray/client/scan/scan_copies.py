@@ -25,7 +25,7 @@ import msgpack
 
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.instance.outage import PATIENCE_MS, PAUSE_MS, TIMEOUT_MS, ask_patiently
-from rmq_ray.client.pull.queue_questions import QueueQuestions
+from rmq_ray.client.pull.queue_queries import QueueQueries
 from rmq_ray.errors import (
     ClientError,
     ClusterError,
@@ -248,5 +248,5 @@ def _committed(
     copies: Mapping[str, Address],
     queues: Collection[MessageQueue],
 ) -> dict[MessageQueue, int | None]:
-    questions = QueueQuestions(instance, group, copies)
+    questions = QueueQueries(instance, group, copies)
     return {queue: questions.position(queue) for queue in queues}

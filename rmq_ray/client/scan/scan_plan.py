@@ -25,7 +25,7 @@ import msgpack
 
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.instance.outage import ask_for_map, ask_name_server, wait_for_brokers
-from rmq_ray.client.pull.queue_questions import QueueQuestions
+from rmq_ray.client.pull.queue_queries import QueueQueries
 from rmq_ray.client.scan.scan_copies import (
     MASTER_ALONE_MS,
     group_positions,
@@ -317,7 +317,7 @@ def _looked_up(
             position.group, group_positions(instance, position.group, brokers, bounds), bounds
         )
     else:
-        questions = QueueQuestions(instance, TOOLS_GROUP, brokers)
+        questions = QueueQueries(instance, TOOLS_GROUP, brokers)
         found = {queue: questions.offset_at(queue, position) for queue in bounds}
     return {queue: min(max(low, found[queue]), high) for queue, (low, high) in bounds.items()}
 

@@ -19,7 +19,7 @@ from typing import Self
 
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.instance.outage import ask_broker, ask_for_map, wait_for_brokers
-from rmq_ray.client.pull.queue_questions import QueueQuestions
+from rmq_ray.client.pull.queue_queries import QueueQueries
 from rmq_ray.errors import ClientError, ClusterError, CommitFailed, TopicNotFound
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.ports import Discovery
@@ -125,13 +125,13 @@ class TopicState:
                     )
             return {queue: given.get(queue, low) for queue, (low, _) in state.bounds.items()}
         if isinstance(position, LikeGroup):
-            questions = QueueQuestions(self._instance, position.group)
+            questions = QueueQueries(self._instance, position.group)
             return group_offsets(
                 position.group,
                 {queue: questions.position(queue) for queue in state.bounds},
                 state.bounds,
             )
-        questions = QueueQuestions(self._instance, "TOOLS_CONSUMER")
+        questions = QueueQueries(self._instance, "TOOLS_CONSUMER")
         return {queue: questions.offset_at(queue, position) for queue in state.bounds}
 
     def moved(self, queue: MessageQueue, offset: int, epoch: int) -> int | None:
@@ -192,7 +192,7 @@ class TopicState:
 
     def positions(self, group: str, state: State) -> dict[MessageQueue, int]:
         """The group's position in every queue; the smallest offset where it has none."""
-        questions = QueueQuestions(self._instance, group)
+        questions = QueueQueries(self._instance, group)
         found = {queue: questions.committed(queue) for queue in state.bounds}
         return {
             queue: state.bounds[queue][0] if offset is None else offset

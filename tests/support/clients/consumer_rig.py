@@ -21,7 +21,7 @@ from rmq_ray.client.instance.delayed import DelayedCalls
 from rmq_ray.client.messages.listener import ConsumeContext
 from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.client.push.consume_concurrently import ConcurrentConsumption
-from rmq_ray.client.push.send_back import SendBack
+from rmq_ray.client.push.send_back import RetrySender
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.model.groups import ConsumeFromWhere, MessageModel
 from rmq_ray.model.ids import MessageQueue
@@ -68,7 +68,7 @@ class ConsumerRig:
             AssignedQueues(),
         )
         self.puller = Puller(self.parts, self)
-        self.send_back = SendBack(self.client, "g", self.parts.retries_max, self.clock)
+        self.send_back = RetrySender(self.client, "g", self.parts.retries_max, self.clock)
         self.consumption = ConcurrentConsumption(
             self.parts, listener, self.send_back, self.puller.resume_if_drained
         )

@@ -15,8 +15,8 @@ from rmq_ray.client.messages.listener import (
     SUCCESS,
     SUSPEND_CURRENT_QUEUE_A_MOMENT,
     OrderlyContext,
+    OrderlyStep,
     Reject,
-    Step,
     judge_orderly,
     pause_ms,
 )
@@ -34,20 +34,20 @@ def context(auto_commit: bool = True) -> OrderlyContext:
 @pytest.mark.parametrize(
     ("answer", "by_itself", "by_the_listener"),
     [
-        (None, Step.COMMIT, Step.KEEP),
-        (SUCCESS, Step.COMMIT, Step.KEEP),
-        (COMMIT, Step.COMMIT, Step.COMMIT),
-        (ROLLBACK, Step.COMMIT, Step.ROLLBACK),
-        (SUSPEND_CURRENT_QUEUE_A_MOMENT, Step.SUSPEND, Step.SUSPEND),
-        (Reject, Step.REJECT, Step.REJECT),
-        (Reject(), Step.REJECT, Step.REJECT),
-        (ValueError(), Step.SUSPEND, Step.SUSPEND),
-        (RECONSUME_LATER, Step.SUSPEND, Step.SUSPEND),
-        (True, Step.SUSPEND, Step.SUSPEND),
+        (None, OrderlyStep.COMMIT, OrderlyStep.KEEP),
+        (SUCCESS, OrderlyStep.COMMIT, OrderlyStep.KEEP),
+        (COMMIT, OrderlyStep.COMMIT, OrderlyStep.COMMIT),
+        (ROLLBACK, OrderlyStep.COMMIT, OrderlyStep.ROLLBACK),
+        (SUSPEND_CURRENT_QUEUE_A_MOMENT, OrderlyStep.SUSPEND, OrderlyStep.SUSPEND),
+        (Reject, OrderlyStep.REJECT, OrderlyStep.REJECT),
+        (Reject(), OrderlyStep.REJECT, OrderlyStep.REJECT),
+        (ValueError(), OrderlyStep.SUSPEND, OrderlyStep.SUSPEND),
+        (RECONSUME_LATER, OrderlyStep.SUSPEND, OrderlyStep.SUSPEND),
+        (True, OrderlyStep.SUSPEND, OrderlyStep.SUSPEND),
     ],
 )
 def test_answers_mean_what_rocketmqs_do(
-    answer: object, by_itself: Step, by_the_listener: Step
+    answer: object, by_itself: OrderlyStep, by_the_listener: OrderlyStep
 ) -> None:
     assert judge_orderly(answer, context()).step is by_itself
     assert judge_orderly(answer, context(auto_commit=False)).step is by_the_listener
@@ -71,7 +71,7 @@ def test_an_answer_that_cannot_be_shown_and_a_pause_that_is_no_float_stop_nothin
         def __repr__(self) -> str:
             raise RuntimeError
 
-    assert judge_orderly(Unshowable(), context()).step is Step.SUSPEND
+    assert judge_orderly(Unshowable(), context()).step is OrderlyStep.SUSPEND
     ctx = context()
     for asked, pause in ((10**400, 30_000), (float("nan"), 7_000), ("x", 7_000), (None, 7_000)):
         ctx.suspend_ms = asked

@@ -15,8 +15,8 @@ from rmq_ray.client.consumer.assigned_queue import AssignedQueue, ReadyBatch, cu
 from rmq_ray.client.consumer.consumer_options import pull_settings
 from rmq_ray.client.consumer.flow_control import PauseTable
 from rmq_ray.client.messages.received import Page
-from rmq_ray.client.pull.prefetched import Prefetch, Prefetched
-from rmq_ray.client.pull.queue_questions import OnePull, PullResult, QueueQuestions
+from rmq_ray.client.pull.prefetch_buffer import PrefetchBuffer, PrefetchLimits
+from rmq_ray.client.pull.queue_queries import OnePull, PullResult, QueueQueries
 from rmq_ray.clock import ManualClock
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.errors import (
@@ -123,7 +123,7 @@ class Ready:
     def __init__(self) -> None:
         self.clock: Any = ManualClock()
         self.pauses = PauseTable()
-        self.buffer = Prefetched(self.pauses, self.clock)
+        self.buffer = PrefetchBuffer(self.pauses, self.clock)
 
     def queue(self, number: int = 0, first: int = 0) -> AssignedQueue:
         return AssignedQueue(ORDERS[number], first, 0)
@@ -182,7 +182,7 @@ def test_paused_queues_stay_where_they_are_and_dropped_ones_vanish() -> None:
 
 def test_limits_hold_for_all_queues_together() -> None:
     ready = Ready()
-    flow = Prefetch(ConsumerConfig("g"), ready.buffer, messages=10, mib=1)
+    flow = PrefetchLimits(ConsumerConfig("g"), ready.buffer, messages=10, mib=1)
     idle, busy = ready.queue(0), ready.queue(1)
     assert flow.pressure("orders", idle.process) is None and not flow.starved
     ready.put(busy, 0, 11)
@@ -214,7 +214,7 @@ def ask(
     client = ScriptedClient()
     client.add_topic("orders")
     client.answer(RequestCode.PULL_RECORDS, lambda command, _address: answer(command))
-    result = QueueQuestions(client, "g").pull(
+    result = QueueQueries(client, "g").pull(
         ORDERS[0], parse_subscription("orders", expression, 7), OnePull(offset, 32, 1_000)
     )
     body: Any = client.requests(RequestCode.PULL_RECORDS)[0].body
@@ -301,5 +301,5 @@ def test_a_queue_whose_broker_no_route_tells_is_not_found() -> None:
     client = ScriptedClient()
     client.add_topic("orders")
     with pytest.raises(TopicNotFound, match="broker-z"):
-        QueueQuestions(client, "g").bounds(MessageQueue("orders", "broker-z", 0))
+        QueueQueries(client, "g").bounds(MessageQueue("orders", "broker-z", 0))
     assert Address("10.0.0.1", 10911) not in client.down

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rmq_ray.client.messages.received import MessageExt, Page
-from rmq_ray.client.push.send_back import BUNDLE_MAX, SendBack
+from rmq_ray.client.push.send_back import BUNDLE_MAX, RetrySender
 from rmq_ray.clock import ManualClock
 from rmq_ray.errors import ConnectFailed, ConnectionLost, RequestTimeout
 from rmq_ray.model.ids import Address
@@ -37,8 +37,8 @@ def bundles(answer: Callable[[list[Any]], list[int]]) -> Callable[[Command, Addr
     return answered
 
 
-def back(client: ScriptedClient) -> SendBack:
-    return SendBack(client, "g", 16, ManualClock())
+def back(client: ScriptedClient) -> RetrySender:
+    return RetrySender(client, "g", 16, ManualClock())
 
 
 def test_a_batch_goes_back_in_a_few_requests() -> None:

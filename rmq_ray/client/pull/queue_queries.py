@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from rmq_ray.client.consumer.puller import STATUS_OF_CODE
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.messages.received import Page, whole_bytes
-from rmq_ray.client.pull.pulled_batch import Piece, PulledBatch
+from rmq_ray.client.pull.pulled_batch import PageSlice, PulledBatch
 from rmq_ray.errors import (
     ConsumeError,
     GroupNotFound,
@@ -86,7 +86,7 @@ class OnePull:
     wait_ms: int = 0
 
 
-class QueueQuestions:
+class QueueQueries:
     """Of one group. ``at``: which copy of a broker is asked, by its name; of the others the one
     that routes tell.
     """
@@ -249,7 +249,7 @@ def _result(
     indices: Sequence[int] = (
         page.tagged(subscription.tags) if subscription.tags else range(len(page))
     )
-    pieces = [Piece(page, indices)] if indices else []
+    pieces = [PageSlice(page, indices)] if indices else []
     return PullResult(
         PullStatus.FOUND if indices else PullStatus.NO_MATCHED_MSG,
         answer.next_offset,

@@ -6,7 +6,7 @@
 
 Decides what a poll gets: what came first, cut at ``max`` messages; nothing of paused queues;
 nothing of queues that were given up or sought elsewhere. Does not pull; whoever takes asks the
-puller to go on. ``Prefetch`` is the flow control: the limits of a queue, and those of all queues
+puller to go on. ``PrefetchLimits`` is the flow control: the limits of a queue, and those of all queues
 together.
 
 Invariants: messages of one queue leave in the order of their offsets, each once. A queue's process
@@ -22,7 +22,7 @@ from collections.abc import Sequence
 
 from rmq_ray.client.consumer.assigned_queue import AssignedQueue, ReadyBatch
 from rmq_ray.client.consumer.flow_control import FlowControl, PauseTable, Pressure
-from rmq_ray.client.pull.pulled_batch import Piece, PulledBatch
+from rmq_ray.client.pull.pulled_batch import PageSlice, PulledBatch
 from rmq_ray.clock import Clock
 from rmq_ray.config import MIB, ConsumerConfig
 from rmq_ray.protocol.process_queue import ProcessQueue
@@ -30,7 +30,7 @@ from rmq_ray.protocol.process_queue import ProcessQueue
 WAIT_SLICE_S = 1.0
 
 
-class Prefetched:
+class PrefetchBuffer:
     """See the module. Any thread puts; polls may come from any thread, one is served after the
     other.
     """
@@ -93,7 +93,7 @@ class Prefetched:
     # --- inside, under the lock -------------------------------------------------------------------
 
     def _take_now(self, count: int) -> tuple[PulledBatch, list[AssignedQueue]]:
-        pieces: list[Piece] = []
+        pieces: list[PageSlice] = []
         owners: dict[AssignedQueue, int] = {}
         aside: list[ReadyBatch] = []
         left = count
@@ -110,7 +110,7 @@ class Prefetched:
             owners
         )
 
-    def _cut(self, batch: ReadyBatch, count: int) -> tuple[Piece, int] | None:
+    def _cut(self, batch: ReadyBatch, count: int) -> tuple[PageSlice, int] | None:
         """The first ``count`` messages of a batch, whose rest stays; and where their queue goes on.
         None when the queue is given up.
         """
@@ -123,7 +123,7 @@ class Prefetched:
                 work.process.finish(batch)
                 self._forget(batch)
                 work.counters.consumed_ok += batch.count
-                return Piece(page, batch.indices), work.process.commit_offset
+                return PageSlice(page, batch.indices), work.process.commit_offset
             taken, batch.indices = batch.indices[:count], batch.indices[count:]
             size = sum(page.body_end[i] - page.body_at[i] for i in taken)
             goes_on = work.process.keep(
@@ -133,19 +133,21 @@ class Prefetched:
         self._ready.appendleft(batch)
         self.messages -= count
         self.body_bytes -= size
-        return Piece(page, taken), goes_on
+        return PageSlice(page, taken), goes_on
 
     def _forget(self, batch: ReadyBatch) -> None:
         self.messages -= batch.count
         self.body_bytes -= batch.body_bytes
 
 
-class Prefetch(FlowControl):
+class PrefetchLimits(FlowControl):
     """The limits of each queue, and those of everything that lies in ``ready``. ``starved``: some
     queue was held back by the latter.
     """
 
-    def __init__(self, config: ConsumerConfig, ready: Prefetched, messages: int, mib: int) -> None:
+    def __init__(
+        self, config: ConsumerConfig, ready: PrefetchBuffer, messages: int, mib: int
+    ) -> None:
         super().__init__(config)
         self._ready = ready
         self._messages = messages
