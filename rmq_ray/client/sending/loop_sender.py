@@ -109,20 +109,39 @@ class LoopTasks:
 
 
 class LoopGroup(Generic[Item, Result]):
-    """What callers of one turn of the loop ask for with the same key. ``done`` gets the answers,
-    each perhaps an error, or the error that all of them met; ``begun``: its task runs.
+    """What callers of one turn of the loop ask for with the same key. ``begun``: its task runs;
+    ``answers``: what each caller waits for.
     """
 
-    __slots__ = ("begun", "bytes", "done", "items", "key")
+    __slots__ = ("_ended", "answers", "begun", "bytes", "items", "key")
 
     def __init__(self, key: Hashable) -> None:
         self.key = key
         self.items: list[Item] = []
         self.bytes = 0
         self.begun = False
-        self.done: asyncio.Future[Sequence[Result | SendError] | RmqError] = (
-            asyncio.get_running_loop().create_future()
-        )
+        self.answers: list[asyncio.Future[Result]] = []
+        self._ended = False
+
+    def done(self) -> bool:
+        """Whether everything in it has ended."""
+        return self._ended
+
+    def end(self, outcome: Sequence[Result | SendError] | RmqError) -> None:
+        """Tell each caller its answer, perhaps an error, or the error that all of them met. A
+        second call does nothing.
+        """
+        if self._ended:
+            return
+        self._ended = True
+        ends = [outcome] * len(self.answers) if isinstance(outcome, RmqError) else outcome
+        for answer, mine in zip(self.answers, ends, strict=True):
+            if answer.done():  # its caller was cancelled
+                continue
+            if isinstance(mine, RmqError):
+                answer.set_exception(type(mine)(*mine.args))
+            else:
+                answer.set_result(mine)
 
 
 G = TypeVar("G", bound=LoopGroup[Any, Any])
@@ -166,16 +185,13 @@ class LoopGroups(Generic[G, Item, Result]):
         """The answer to an item of the group, as ``find`` or ``open`` gave it in this step. Raises
         what the request met.
         """
-        index = len(group.items)
+        answer: asyncio.Future[Result] = self._tasks.loop.create_future()
         group.items.append(item)
+        group.answers.append(answer)
         group.bytes += size
-        if index + 1 >= self._items_max:
+        if len(group.items) >= self._items_max:
             self.leave(group)
-        outcome = await asyncio.shield(group.done)
-        mine: Result | RmqError = outcome if isinstance(outcome, RmqError) else outcome[index]
-        if isinstance(mine, RmqError):
-            raise type(mine)(*mine.args)
-        return mine
+        return await answer
 
     def leave(self, group: G) -> None:
         """The turn is over, or the group is full: nothing joins it any more."""
@@ -197,14 +213,14 @@ class LoopGroups(Generic[G, Item, Result]):
         except Exception as error:  # noqa: BLE001 - every caller must get an end
             log.exception("a frame for %s could not be sent", group.key)
             outcome = SendError(f"a frame for {group.key} could not be sent: {error!r}", group.key)
-        group.done.set_result(outcome)
+        group.end(outcome)
 
     def _ended(self, group: G, _task: asyncio.Task[None]) -> None:
         """The group's task is over, perhaps cancelled before its first step: a coroutine that never
         ran has no ``finally``.
         """
-        if not group.done.done():
-            group.done.set_result(self._lost(group))
+        if not group.done():
+            group.end(self._lost(group))
 
 
 class MessageFrame(LoopGroup[SendRequest, SendResult]):
@@ -379,7 +395,7 @@ class LoopSender:
                 key, self.next_queue(queues), timeout_ms
             )
         if message.group is not None:
-            self._core.groups.sent(message.group, frame.queue, frame.done)
+            self._core.groups.sent(message.group, frame.queue, frame)
         frame.ordered = frame.ordered or message.ordered
         return await self._frames.ask(frame, message, size)
 
