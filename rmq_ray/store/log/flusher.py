@@ -34,6 +34,71 @@ PAGE_BYTES = 4096
 STOP_WAIT_S = 10.0
 
 
+class _Stepper:
+    """A thread that calls ``step`` when it is woken and every ``wait_s``, until that says False. A
+    defect in it ends the log: ``on_defect`` is told once.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        log: CommitLog,
+        wait_s: float,
+        step: Callable[[], bool],
+        on_defect: Callable[[], None],
+    ) -> None:
+        self._name = name
+        self._log = log
+        self._wait_s = wait_s
+        self._step = step
+        self._on_defect = on_defect
+        self._wake = threading.Lock()
+        self._wake.acquire()
+        self._stopping = False
+        self.is_woken = False
+        """It was woken and has not looked yet."""
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and not stopped."""
+        return self._thread is not None
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread = threading.Thread(target=self._run, name=f"rmq-{self._name}", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Step soon. One thread calls this, while ``is_woken`` is False."""
+        self.is_woken = True
+        self._wake.release()
+
+    def stop(self) -> None:
+        """End the thread; no further step is made."""
+        self._stopping = True
+        with suppress(RuntimeError):  # it is awake already
+            self._wake.release()
+        if self._thread is not None:
+            self._thread.join(STOP_WAIT_S)
+            self._thread = None
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                if self._wake.acquire(timeout=self._wait_s):
+                    self.is_woken = False  # before the log's end is read: a later append asks again
+                if not self._step():
+                    return
+        except Exception as error:  # noqa: BLE001
+            logger.exception("the %s thread ended", self._name)
+            if self._log.failure is None:
+                self._log.failure = StoreFailed(
+                    f"the {self._name} thread ended: {error!r}", self._log.chain.directory
+                )
+                self._on_defect()
+
+
 class LogCommitter:
     """``on_committed(log offset)`` is called after each commit and once when one failed."""
 
@@ -41,17 +106,19 @@ class LogCommitter:
         self, log: CommitLog, config: StoreConfig, on_committed: Callable[[int], None]
     ) -> None:
         self._log = log
-        self._config = config
+        self._least_pages = config.commit_least_pages
         self._on_committed = on_committed
         self._told = log.committed
-        self._wake = threading.Lock()
-        self._wake.acquire()
-        self._wanted = self._stopping = False
-        self._thread: threading.Thread | None = None
+        self._thread = _Stepper(
+            "commit",
+            log,
+            config.commit_interval_ms / 1000,
+            self.step,
+            lambda: self._on_committed(self._told),
+        )
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread = threading.Thread(target=self._run, name="rmq-commit", daemon=True)
         self._thread.start()
 
     def request(self) -> None:
@@ -59,21 +126,14 @@ class LogCommitter:
         this.
         """
         if (
-            not self._wanted
-            and self._log.end // PAGE_BYTES - self._told // PAGE_BYTES
-            >= self._config.commit_least_pages
+            not self._thread.is_woken
+            and self._log.end // PAGE_BYTES - self._told // PAGE_BYTES >= self._least_pages
         ):
-            self._wanted = True
-            self._wake.release()
+            self._thread.wake()
 
     def stop(self) -> None:
         """End the thread; what it left is committed by the last flush."""
-        self._stopping = True
-        with suppress(RuntimeError):  # it is awake already
-            self._wake.release()
-        if self._thread is not None:
-            self._thread.join(STOP_WAIT_S)
-            self._thread = None
+        self._thread.stop()
 
     def step(self) -> bool:
         """Commit whatever there is and tell. False when the log has failed, now or before."""
@@ -87,21 +147,6 @@ class LogCommitter:
             self._told = committed
             self._on_committed(committed)
         return True
-
-    def _run(self) -> None:
-        try:
-            while not self._stopping:
-                if self._wake.acquire(timeout=self._config.commit_interval_ms / 1000):
-                    self._wanted = False  # before the log's end is read: a later append asks again
-                if not self.step():
-                    return
-        except Exception as error:  # noqa: BLE001
-            logger.exception("the commit thread ended")
-            if self._log.failure is None:
-                self._log.failure = StoreFailed(
-                    f"the commit thread ended: {error!r}", self._log.chain.directory
-                )
-                self._on_committed(self._told)
 
 
 _IDLE_S = 1.0
@@ -133,11 +178,14 @@ class LogFlusher:
         self._clock = clock
         self._on_durable = on_durable
         self._is_sync = config.flush is FlushMode.SYNC_FLUSH
-        self._wake = threading.Lock()
-        self._wake.acquire()
-        self._wanted = self._stopping = False
         self._thorough_ms = clock.monotonic_ms()
-        self._thread: threading.Thread | None = None
+        self._thread = _Stepper(
+            "flush",
+            log,
+            _IDLE_S if self._is_sync else config.flush_interval_ms / 1000,
+            self.step,
+            lambda: self._on_durable(log.durable),
+        )
         self._committer = None if log.pool is None else LogCommitter(log, config, on_durable)
         self._ahead = log.ahead = ZeroAhead(config.segment_bytes) if self._is_sync else None
 
@@ -147,7 +195,6 @@ class LogFlusher:
             self._committer.start()
         if self._ahead is not None:
             self._ahead.start()
-        self._thread = threading.Thread(target=self._run, name="rmq-flush", daemon=True)
         self._thread.start()
 
     def request(self) -> None:
@@ -156,9 +203,8 @@ class LogFlusher:
         """
         if self._committer is not None:
             self._committer.request()
-        elif not self._wanted:
-            self._wanted = True
-            self._wake.release()
+        elif not self._thread.is_woken:
+            self._thread.wake()
 
     def stop(self) -> None:
         """End the thread; what was written is synced first unless the log has failed."""
@@ -166,12 +212,7 @@ class LogFlusher:
             self._committer.stop()
         if self._ahead is not None:
             self._ahead.stop()
-        self._stopping = True
-        with suppress(RuntimeError):  # it is awake already
-            self._wake.release()
-        if self._thread is not None:
-            self._thread.join(STOP_WAIT_S)
-            self._thread = None
+        self._thread.stop()
         self.flush_now()
 
     def flush_now(self) -> bool:
@@ -190,9 +231,9 @@ class LogFlusher:
 
     def step(self) -> bool:
         """One decision: sync if it is due. False when the log has failed."""
-        if self._thread is None and self._committer is not None:
+        if not self._thread.is_running and self._committer is not None:
             self._committer.step()  # nobody else does
-        if self._thread is None and self._ahead is not None:
+        if not self._thread.is_running and self._ahead is not None:
             self._ahead.step()
         if self._is_sync:
             return self.flush_now()
@@ -204,19 +245,3 @@ class LogFlusher:
         if is_due(self._log.end, self._log.durable, least_pages, self._config.segment_bytes):
             return self.flush_now()
         return self._log.failure is None
-
-    def _run(self) -> None:
-        wait_s = _IDLE_S if self._is_sync else self._config.flush_interval_ms / 1000
-        try:
-            while not self._stopping:
-                if self._wake.acquire(timeout=wait_s):
-                    self._wanted = False  # before the log's end is read: a later append asks again
-                if not self.step():
-                    return
-        except Exception as error:  # noqa: BLE001
-            logger.exception("the flush thread ended")
-            if self._log.failure is None:
-                self._log.failure = StoreFailed(
-                    f"the flush thread ended: {error!r}", self._log.chain.directory
-                )
-                self._on_durable(self._log.durable)

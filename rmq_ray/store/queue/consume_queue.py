@@ -33,7 +33,6 @@ ENTRIES = np.dtype([("log_offset", ">i8"), ("size", ">i4"), ("code", ">i8")])
 """The same as a numpy type."""
 BLANK_SIZE = 0x7FFFFFFF
 BLANK_ENTRY = ENTRY.pack(0, BLANK_SIZE, 0)
-PAGE_BYTES = 4096
 GAP_MAX = 1_000_000  # records that may be missing in a row before the queue counts as broken
 _TAIL_BYTES = (
     3_276 * ENTRY_BYTES
@@ -100,9 +99,9 @@ class ConsumeQueue:
         return self._log_end
 
     @property
-    def unflushed_bytes(self) -> int:
-        """Bytes written and not yet synced."""
-        return (self._max - self._flushed) * ENTRY_BYTES
+    def is_flushed(self) -> bool:
+        """Whether all entries are synced."""
+        return self._max <= self._flushed
 
     def load(self) -> None:
         """Find the files and both bounds. ``StoreCorrupt`` when a file's size or name is not as the
@@ -293,17 +292,6 @@ class ConsumeQueue:
             self._files.sync_dir(self.directory)
         self._flushed = max(self._flushed, target)
         return new_names == _NEW_DIRECTORY
-
-    def is_flush_due(self, least_pages: int) -> bool:
-        """RocketMQ's page rule: ``least_pages`` touched since the last flush; 0 = anything
-        written.
-        """
-        written, flushed = self._max * ENTRY_BYTES, self._flushed * ENTRY_BYTES
-        return (
-            written > flushed
-            if least_pages == 0
-            else written // PAGE_BYTES - flushed // PAGE_BYTES >= least_pages
-        )
 
     def delete(self) -> None:
         """Remove every file and the directory; the queue is empty afterwards."""

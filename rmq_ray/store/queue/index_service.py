@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
-from operator import mul
 from typing import Any
 
 import numpy as np
@@ -44,11 +43,7 @@ _NAME_CHARS = 17
 _MASK = 0xFFFFFFFF
 _MANY = 16  # from here numpy's fixed cost is less than a loop's
 _SHIFT = pow(31, UNIQUE_KEY_CHARS, 1 << 32)
-_SIGN = 1 << 31
-_MAX_INT = _SIGN - 1
-_TAIL_CHARS = 8
-_TAIL_POWERS = [[31 ** (size - 1 - n) for n in range(size)] for size in range(_TAIL_CHARS + 1)]
-_TAIL_SHIFTS = [31**size for size in range(_TAIL_CHARS + 1)]
+_LEAST_INT = -(1 << 31)
 
 
 def hash_key(topic: str, key: str) -> int:
@@ -57,25 +52,15 @@ def hash_key(topic: str, key: str) -> int:
     >>> hash_key("TopicTest", "KEY1"), hash_key("order", "10001")
     (1656969516, 192478781)
     """
-    tail = key[-_TAIL_CHARS:]
-    if not tail.isascii():
-        value = java_hash(f"{topic}#{key}") & _MASK
-    else:
-        # keys differ in their last characters mostly: the hash of what precedes them is remembered
-        size = len(tail)
-        value = (
-            _head_hash(topic, key[:-_TAIL_CHARS]) * _TAIL_SHIFTS[size]
-            + sum(map(mul, tail.encode(), _TAIL_POWERS[size]))
-            & _MASK
-        )
-    return value if value < _SIGN else -value & _MAX_INT
+    value = java_hash(f"{topic}#{key}")
+    return abs(value) if value != _LEAST_INT else 0
 
 
 def hash_unique_keys(topic: str, keys: Array) -> Array:
     """``hash_key`` of many keys of 32 ASCII characters: uint8[n, 32] -> int32[n]."""
     return _positive(
         keys.astype(np.uint32) @ powers(UNIQUE_KEY_CHARS)
-        + np.uint32(_head_hash(topic, "") * _SHIFT & _MASK)
+        + np.uint32(_head_hash(topic) * _SHIFT & _MASK)
     )
 
 
@@ -86,7 +71,7 @@ def hash_keys(topic: str, keys: Sequence[str]) -> Array:
 
 def hash_hashed_keys(topic: str, keys: KeyHashes) -> Array:
     """``hash_key`` of keys whose own hash is known: int32[n]."""
-    return _positive(shifts(keys.lengths) * np.uint32(_head_hash(topic, "")) + keys.hashes)
+    return _positive(shifts(keys.lengths) * np.uint32(_head_hash(topic)) + keys.hashes)
 
 
 def hash_texts(texts: Sequence[str]) -> Array:
@@ -110,8 +95,8 @@ def _positive(raw: Array) -> Array:
 
 
 @lru_cache(maxsize=4096)
-def _head_hash(topic: str, head: str) -> int:
-    return java_hash(f"{topic}#{head}") & _MASK
+def _head_hash(topic: str) -> int:
+    return java_hash(f"{topic}#") & _MASK
 
 
 def file_name(now_ms: int) -> str:

@@ -190,27 +190,14 @@ class QueueTable:
             self._files.rename(f"{self.root}/{topic}", directory)
         return len(keys)
 
-    def delete_expired(self, min_log_offset: int) -> int:
-        """RocketMQ's cleanExpiredConsumeQueue: remove queues whose every record is gone; returns
-        how many. Their offsets begin at 0 again, so only an administrator asks for it.
-        """
-        keys = [
-            key
-            for key, queue in self._queues.copy().items()
-            if queue.max_log_offset < min_log_offset
-        ]
-        for key in keys:
-            self._drop(key)
-        return len(keys)
-
-    def flush_all(self, least_pages: int = 0) -> int:
-        """Sync every queue that has ``least_pages`` unsynced pages (0 = anything); returns how many
-        were synced. May run beside appends.
+    def flush_all(self) -> int:
+        """Sync every queue that has something unsynced; returns how many were synced. May run
+        beside appends.
         """
         due = [
             (topic, queue_id, queue)
             for topic, queue_id, queue in self.all()
-            if queue.is_flush_due(least_pages)
+            if not queue.is_flushed
         ]
         new_in = {topic for topic, queue_id, queue in due if self._flush(topic, queue_id, queue)}
         for topic in new_in:

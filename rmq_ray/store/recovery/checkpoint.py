@@ -72,11 +72,6 @@ class StoreCheckpoint:
         """
         return max(0, min(self.log_ms, self.queues_ms) - SAFETY_MS)
 
-    @property
-    def trusted_index_ms(self) -> int:
-        """RocketMQ's getMinTimestampIndex, used where the index must be safe too."""
-        return min(self.trusted_ms, self.index_ms)
-
 
 def load_store_checkpoint(files: FileSystem, path: str) -> StoreCheckpoint:
     """The file's times; a missing or short file counts as zeros, as for RocketMQ."""

@@ -7,8 +7,8 @@ derived from it is made here.
 Decides: which of the received bytes are taken (whole records and frames that follow the log's own
 end, every CRC right, broken stretches only where the master names them), and what becomes visible:
 what the master has confirmed and this disk keeps as its flush mode demands. Does not decide: where
-bytes come from, whom to tell (``server.slave.replica``). Called by: the broker, in place of
-``MessageStore``; ``take`` from one thread, ``check`` and ``advance`` from another, beside readers.
+bytes come from, whom to tell (``server.slave.replica``). ``take`` runs in
+one thread, ``check`` and ``advance`` in another, beside readers.
 
 Invariants: the log is a prefix of its master's in every moment, a kill in between leaves a shorter
 prefix; clients' appends are refused; epochs are those of the master. To be written to, the store is

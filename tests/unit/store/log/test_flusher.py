@@ -130,7 +130,7 @@ def test_a_thread_that_ends_for_another_reason_fails_the_log(
 
     rig.flusher._on_durable = broken
     rig.write(10)
-    rig.flusher._run()
+    rig.flusher._thread._run()
     assert (
         rig.log.failure is not None
         and "defect" in rig.log.failure.message
@@ -142,8 +142,8 @@ def test_a_thread_that_ends_for_another_reason_fails_the_log(
 
 
 class Waits:
-    """In place of the flusher's lock: notes how long the thread would wait, and ends the loop after
-    some rounds.
+    """In place of the lock of the flusher's thread: notes how long the thread would wait, and ends
+    the loop after some rounds.
     """
 
     def __init__(self, flusher: Any, rounds: int) -> None:
@@ -166,10 +166,10 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.seed("S3-102", "S3-103")
 def test_the_async_flusher_looks_every_500_ms_whatever_is_written() -> None:
     rig = Rig(FlushMode.ASYNC_FLUSH, StoreConfig("unused").flush_interval_ms)
-    waits: Any = Waits(rig.flusher, 3)
-    rig.flusher._wake = waits
+    waits: Any = Waits(rig.flusher._thread, 3)
+    rig.flusher._thread._wake = waits
     rig.write(100)
-    rig.flusher._run()
+    rig.flusher._thread._run()
     assert waits.seconds == [0.5, 0.5, 0.5]
 
 

@@ -253,7 +253,7 @@ def test_a_cut_leaves_files_of_the_right_size_and_what_is_written_again_is_flush
     queue.truncate_to(20)
     assert [path.stat().st_size for path in sorted(tmp_path.iterdir())] == [320, 320]
     queue.append(20, entries(20, 20))
-    assert queue.is_flush_due(0)
+    assert not queue.is_flushed
     queue.set_min_log_offset(1000 + 35 * SIZE)
     queue.truncate_to(34)
     assert (queue.min_offset, queue.max_offset) == (34, 34)
@@ -295,17 +295,6 @@ def test_the_minimum_follows_the_log_and_files_below_it_go_but_never_the_last(
     assert [path.name for path in tmp_path.iterdir()] == ["00000000000000001280"]
     again = a_queue(tmp_path)
     assert (again.min_offset, again.max_offset) == (64, 70)
-
-
-def test_flushing_follows_rocketmqs_page_rule(tmp_path: Path) -> None:
-    queue = a_queue(tmp_path, per_file=5_000)
-    assert not queue.is_flush_due(0)
-    queue.append(0, entries(0, 204))
-    assert queue.is_flush_due(0) and not queue.is_flush_due(1)
-    queue.append(204, entries(204, 206))
-    assert queue.is_flush_due(2) and not queue.is_flush_due(3)
-    queue.flush()
-    assert not queue.is_flush_due(0) and queue.unflushed_bytes == 0
 
 
 def test_flushed_entries_survive_a_power_loss_and_a_torn_rest_is_cut_by_the_checkpoint() -> None:
@@ -413,10 +402,6 @@ def test_deleting_a_topic_removes_its_queues_and_nothing_else(tmp_path: Path) ->
             table.get_or_create(topic, queue_id).append(0, entries(0, 20))
     assert table.delete_topic("T") == 2 and table.delete_topic("T") == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["T2"] and table.find("T", 0) is None
-    assert (
-        table.delete_expired(1000 + 20 * SIZE) == 0
-        and table.delete_expired(1000 + 20 * SIZE + 1) == 2
-    )
 
 
 @pytest.mark.seed("S0-014", "S0-019")
