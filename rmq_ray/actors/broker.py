@@ -16,7 +16,7 @@ from rmq_ray.errors import RmqError
 from rmq_ray.remoting import loopback
 from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.server.broker.broker import Broker
-from rmq_ray.server.replication.leadership import Reign
+from rmq_ray.server.replication.leadership import Leadership
 
 REGISTRATION_WAIT_S = (
     2.0  # what is asked of name servers right behind the start includes this broker
@@ -34,7 +34,7 @@ class BrokerShell:
         secret: bytes,
         may_create: bool,
         identity: str | None = None,
-        reign: Reign | None = None,
+        leadership: Leadership | None = None,
     ) -> None:
         be_urgent()
         config = replace(config, host=config.host or node_address())
@@ -50,7 +50,7 @@ class BrokerShell:
             SYSTEM_CLOCK,
             Credentials(config.cluster_name, "broker", secret),
             on_fatal=exit_hard,
-            reign=reign,
+            leadership=leadership,
         )
         spawn(self._start(may_create and not is_restart()), "broker start")
 

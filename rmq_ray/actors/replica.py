@@ -22,7 +22,7 @@ from rmq_ray.actors.shell import spawn
 from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import ClusterError, RmqError
 from rmq_ray.model.reigns import Assignment, ReplicaReport
-from rmq_ray.server.replication.leadership import Reign
+from rmq_ray.server.replication.leadership import Leadership
 
 log = logging.getLogger("rmq_ray.replica")
 PROPOSAL_TIMEOUT_S = 2.0
@@ -36,10 +36,10 @@ class ReplicaShell(BrokerShell):
     ) -> None:
         self._broker_name, self._replica = config.broker_name, config.broker_id
         self._controller: Any = None
-        self._reign = Reign(config.broker_id, self._propose)
+        self._leadership = Leadership(config.broker_id, self._propose)
         self._wanted: tuple[int, int, tuple[int, ...]] | None = None
         self._asked = asyncio.Event()
-        super().__init__(config, secret, may_create, identity, self._reign)
+        super().__init__(config, secret, may_create, identity, self._leadership)
         spawn(self._tell_proposals(), "proposals")
 
     async def _opened(self) -> None:
@@ -79,7 +79,7 @@ class ReplicaShell(BrokerShell):
         )
 
     def _propose(self, master_epoch: int, wanted: tuple[int, ...]) -> None:
-        known = self._reign.assignment
+        known = self._leadership.assignment
         if known is not None and known.master_epoch == master_epoch:
             self._wanted = (master_epoch, known.version, wanted)
             self._asked.set()

@@ -216,7 +216,7 @@ def test_a_master_without_the_lease_writes_nothing_and_a_fenced_one_is_deposed(
         late = replace(cluster.told, version=99)
         assert (
             cluster.run(cluster.replicas[0].attend(late)).role is Role.SLAVE
-            and cluster.replicas[0]._reign.assignment.version < 99
+            and cluster.replicas[0]._leadership.assignment.version < 99
         )  # type: ignore[union-attr]
 
 

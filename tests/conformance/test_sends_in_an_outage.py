@@ -171,12 +171,12 @@ def test_sends_to_a_read_only_topic_wait_while_a_master_is_away_that_took_its_me
 def test_a_topic_is_created_at_a_master_that_may_lead_only_a_moment_later(tmp_path: Path) -> None:
     with ReignedCluster(tmp_path, 3, SYNC) as cluster:
         cluster.settled()
-        leads = cluster.replicas[0]._reign.hold_sends(cluster.told.master_epoch, 400)
+        leads = cluster.replicas[0]._leadership.hold_sends(cluster.told.master_epoch, 400)
         assert leads.master_epoch == cluster.told.master_epoch
         admin, began = Admin(cluster), time.monotonic()
         admin.create_topic("orders", queues=1)
         assert time.monotonic() - began > 0.2 and "orders" in admin.topics()
         with pytest.raises(ResponseError, match="may not lead now"):
-            cluster.replicas[0]._reign.hold_sends(cluster.told.master_epoch, 5_000)
+            cluster.replicas[0]._leadership.hold_sends(cluster.told.master_epoch, 5_000)
             Admin(cluster, timeout_ms=300).create_topic("too-late", queues=1)
         admin.close()

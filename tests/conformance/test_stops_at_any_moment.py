@@ -24,8 +24,8 @@ from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.broker.broker import Broker
 from rmq_ray.server.broker.registration import Registration
-from rmq_ray.server.broker.role_transition import BrokerSeat
-from rmq_ray.server.replication.leadership import Reign
+from rmq_ray.server.broker.role_transition import BrokerRoleTransition
+from rmq_ray.server.replication.leadership import Leadership
 from tests.support.brokers.live_cluster import CLUSTER, SECRET, SMALL
 
 WAIT_S = 30.0
@@ -162,7 +162,9 @@ def test_a_change_of_role_that_is_cancelled_has_closed_its_store(at_the_hold: bo
             take_core=lambda: (core, core), stop_following=lambda: asyncio.sleep(0)
         )
         changing = asyncio.create_task(
-            BrokerSeat(broker, Reign(0, lambda _epoch, _wanted: None)).reopen(1, None)
+            BrokerRoleTransition(broker, Leadership(0, lambda _epoch, _wanted: None)).reopen(
+                1, None
+            )
         )
         if not at_the_hold:
             core.hold_closes.set()

@@ -34,13 +34,13 @@ from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.listen_port import listen
 from rmq_ray.server.base.offload import ThreadOffload
 from rmq_ray.server.broker.registration import Registration
-from rmq_ray.server.broker.role_transition import BrokerSeat, end_core
+from rmq_ray.server.broker.role_transition import BrokerRoleTransition, end_core
 from rmq_ray.server.core.broker_core import TICK_MS, BrokerCore
 from rmq_ray.server.core.broker_roles import answer_wait_ms
 from rmq_ray.server.core.drain import wind_down
 from rmq_ray.server.pull.hold_link import Hold, HoldLink, OnWake
 from rmq_ray.server.pull.local_hold import LocalHold
-from rmq_ray.server.replication.leadership import NO_ID, Reign
+from rmq_ray.server.replication.leadership import NO_ID, Leadership
 from rmq_ray.server.slave.replica import Replica
 
 log = logging.getLogger("rmq_ray.server")
@@ -57,7 +57,7 @@ def _raise(reason: object) -> None:
 
 class Broker:
     """One broker. ``on_fatal(reason)``: told of what should be impossible; the actor shell ends the
-    process then. ``reign``: under a controller, which says who is master; the role, the broker id
+    process then. ``leadership``: under a controller, which says who is master; the role, the broker id
     and the core change then, the port stays.
     """
 
@@ -68,7 +68,7 @@ class Broker:
         credentials: Credentials,
         on_fatal: Callable[[object], None] = _raise,
         identity: str | None = None,
-        reign: Reign | None = None,
+        leadership: Leadership | None = None,
     ) -> None:
         self._config = config
         self._clock = clock
@@ -87,9 +87,9 @@ class Broker:
         self._ticking: asyncio.Task[None] | None = None
         self._stopped = False
         self._resting = asyncio.Lock()
-        self._reign = reign
+        self._leadership = leadership
         self._host = ("", 0)
-        if reign is not None:
+        if leadership is not None:
             self._who.broker_id = NO_ID
         self._listener = Listener(
             self,
@@ -160,8 +160,10 @@ class Broker:
             )
         if self._stopped:
             raise _stopped_meanwhile()
-        if self._reign is not None:
-            self._reign.begin(BrokerSeat(self, self._reign), self._clock, self._on_fatal)
+        if self._leadership is not None:
+            self._leadership.begin(
+                BrokerRoleTransition(self, self._leadership), self._clock, self._on_fatal
+            )
         elif self._who.is_slave:
             self._follow(core)
         self._register()
@@ -170,33 +172,33 @@ class Broker:
 
     async def attend(self, assignment: Assignment) -> ReplicaReport:
         """Take what the controller decided; what follows from it runs by itself. Any order, repeats
-        are harmless. Raises ``RmqError`` without a reign.
+        are harmless. Raises ``RmqError`` without a controller.
         """
-        return self._reigned().attend(assignment)
+        return self._led_by_controller().attend(assignment)
 
     async def fence(self, master_epoch: int) -> ReplicaReport:
         """Follow nobody of a lower epoch and be master under none from now on; polls have stopped
         on return.
         """
-        return await self._reigned().fence(master_epoch)
+        return await self._led_by_controller().fence(master_epoch)
 
     async def hold_sends(self, master_epoch: int, for_ms: int) -> ReplicaReport:
         """A master of that epoch appends nothing for ``for_ms``, or until another assignment: the
         report's ``end`` stays, slaves go on copying.
         """
-        return self._reigned().hold_sends(master_epoch, for_ms)
+        return self._led_by_controller().hold_sends(master_epoch, for_ms)
 
     def report(self) -> ReplicaReport:
         """What this replica says of itself."""
-        return self._reigned().report()
+        return self._led_by_controller().report()
 
-    def _reigned(self) -> Reign:
-        if self._reign is None:
+    def _led_by_controller(self) -> Leadership:
+        if self._leadership is None:
             raise RmqError(
                 f"broker {self._config.broker_name} was started without a controller; give "
                 f"it a reign"
             )
-        return self._reign
+        return self._leadership
 
     @property
     def core(self) -> BrokerCore | None:
@@ -259,8 +261,8 @@ class Broker:
             await wind_down(
                 self._who, self._core.acks.__len__, self._clock, answer_wait_ms(self._config)
             )
-        if self._reign is not None:
-            await self._reign.end()
+        if self._leadership is not None:
+            await self._leadership.end()
         if self._registration is not None:
             await self._registration.stop()
         core, offload = self._core, self._offload
@@ -269,9 +271,9 @@ class Broker:
             if self._ticking is not None:
                 self._ticking.cancel()
             if core is not None and offload is not None:
-                await end_core(core, offload, alone=self._reign is None)
+                await end_core(core, offload, alone=self._leadership is None)
         finally:
-            if core is not None and self._reign is not None:
+            if core is not None and self._leadership is not None:
                 core.acks.abandon()  # whose connections end without an answer ask the next master
             elif core is not None:
                 core.acks.fail_all()
@@ -329,7 +331,7 @@ class Broker:
             self._make_hold,
             self._files,
             self._reads,
-            self._reign,
+            self._leadership,
             epoch,
         )
         core.pulls.parked.hold.start()
@@ -355,7 +357,7 @@ class Broker:
             lambda ordered: self._served().tables.take_order(ordered),
             self._on_fatal,
             lambda address: self._replica.master_at(address) if self._replica is not None else None,
-            epoch=(lambda: None) if self._reign is None else self._reign.known_epoch,
+            epoch=(lambda: None) if self._leadership is None else self._leadership.known_epoch,
         )
         self._served().tables.on_topics = self._registration.changed
         self._registration.start()
@@ -379,7 +381,7 @@ class Broker:
             self._clock,
             self._look_up_master,
             self._on_fatal,
-            self._reign,
+            self._leadership,
             epoch,
         )
         core.replica_status = self._replica.status

@@ -4,7 +4,7 @@ anew.
     depose      now: connections of clients and slaves are closed, who waits is told nothing
     reopen      core closed (store flushed, tables written) -> another core -> store opened and recovered as the role demands -> name servers told
 
-Decides: the order of these. Does not decide when (``reign``). Invariants: between two cores
+Decides: the order of these. Does not decide when (``leadership``). Invariants: between two cores
 requests are answered STILL_RECOVERING; a store is opened only after it was closed; what a follower
 knows of locks and popped messages is dropped before it follows: another master has given them out
 since.
@@ -21,7 +21,7 @@ from rmq_ray.model.reigns import ReplicaReport, Role
 from rmq_ray.server.base.offload import ThreadOffload
 from rmq_ray.server.base.store_keeper import KeeperState
 from rmq_ray.server.core.broker_core import BrokerCore
-from rmq_ray.server.replication.leadership import Reign
+from rmq_ray.server.replication.leadership import Leadership
 from rmq_ray.store.front.message_store import StoreState
 
 if TYPE_CHECKING:
@@ -54,16 +54,16 @@ async def end_core(core: BrokerCore, offload: ThreadOffload, *, alone: bool) -> 
         core.acks.durable(EVERYTHING)
 
 
-class BrokerSeat:
-    """See ``reign.Seat``."""
+class BrokerRoleTransition:
+    """See ``leadership.RoleTransition``."""
 
-    def __init__(self, broker: Broker, reign: Reign) -> None:
+    def __init__(self, broker: Broker, leadership: Leadership) -> None:
         self._broker = broker
-        self._reign = reign
+        self._leadership = leadership
         self._forgotten = False
 
     def facts(self) -> ReplicaReport | None:
-        """See ``Seat.facts``."""
+        """See ``RoleTransition.facts``."""
         core = self._broker.core
         store = core.keeper.store if core is not None else None
         if core is None or store is None or store.state is not StoreState.READY:
@@ -71,7 +71,7 @@ class BrokerSeat:
         end = store.end_offset
         within = max((epoch for epoch, start in store.epochs if start <= end), default=0)
         return ReplicaReport(
-            self._reign.replica,
+            self._leadership.replica,
             Role.SLAVE,
             core.identity.address,
             store.identity,
@@ -84,20 +84,20 @@ class BrokerSeat:
         )
 
     def fault(self) -> str:
-        """See ``Seat.fault``."""
+        """See ``RoleTransition.fault``."""
         core = self._broker.core
         error = core.keeper.error if core is not None else None
         return "" if error is None else f"{type(error).__name__}: {error}"
 
     def depose(self) -> None:
-        """See ``Seat.depose``."""
+        """See ``RoleTransition.depose``."""
         core = self._broker.core
         if core is not None:
             core.acks.abandon()
         self._broker.disconnect("the broker is not master any more")
 
     async def reopen(self, broker_id: int, epoch: int | None) -> None:
-        """See ``Seat.reopen``."""
+        """See ``RoleTransition.reopen``."""
         await self.rest()
         await self._close()
         self._broker.disconnect("the broker changes its role")
@@ -105,10 +105,10 @@ class BrokerSeat:
         await self._broker.begin_core(broker_id, epoch)
 
     async def follow(self, broker_id: int, address: str, epoch: int) -> None:
-        """See ``Seat.follow``."""
+        """See ``RoleTransition.follow``."""
         await self.rest()
         core = self._broker.core
-        if core is None or self._reign.fenced > epoch:
+        if core is None or self._leadership.fenced > epoch:
             return
         if not self._forgotten:
             self._forgotten = True
@@ -116,11 +116,11 @@ class BrokerSeat:
         self._broker.follow_master(broker_id, address, epoch)
 
     async def rest(self) -> None:
-        """See ``Seat.rest``."""
+        """See ``RoleTransition.rest``."""
         await self._broker.stop_following()
 
     def approve(self, members: tuple[int, ...]) -> None:
-        """See ``Seat.approve``."""
+        """See ``RoleTransition.approve``."""
         core = self._broker.core
         if core is not None:
             core.replication.approve(members)

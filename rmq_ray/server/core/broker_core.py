@@ -52,8 +52,8 @@ from rmq_ray.server.groups.membership import Membership
 from rmq_ray.server.pop.pop_service import PopService
 from rmq_ray.server.pull.hold_link import Hold, OnWake
 from rmq_ray.server.pull.pull_handlers import PullHandlers
-from rmq_ray.server.replication.leadership import Reign
-from rmq_ray.server.replication.leadership_gate import ReignGate
+from rmq_ray.server.replication.leadership import Leadership
+from rmq_ray.server.replication.leadership_gate import LeadershipGate
 from rmq_ray.server.replication.replication import Replication
 from rmq_ray.server.send.acknowledgements import Acknowledgements
 from rmq_ray.server.send.message_writer import MessageWriter
@@ -78,7 +78,7 @@ class BrokerCore:
 
     ``offload``: threads for what the broker itself needs (recovery, tables, deletion of files).
     ``reads``: threads for what clients ask, so that many scans hold up neither tables nor recovery;
-    None = the same. ``reign``, ``epoch``: under a controller, and of which epoch it is master (None
+    None = the same. ``leadership``, ``epoch``: under a controller, and of which epoch it is master (None
     = a follower).
     """
 
@@ -97,7 +97,7 @@ class BrokerCore:
         make_hold: Callable[[OnWake], Hold],
         files: FileSystem | None = None,
         reads: Offload | None = None,
-        reign: Reign | None = None,
+        leadership: Leadership | None = None,
         epoch: int | None = None,
     ) -> None:
         self.config = config
@@ -129,7 +129,7 @@ class BrokerCore:
             self.answer_from,
             self._durable,
             lambda: self.timed.saved,
-            reign,
+            leadership,
             epoch,
         )
         self.replication.versions = self.tables.versions
@@ -167,12 +167,12 @@ class BrokerCore:
         self.replica_status: Callable[[], dict[str, Any]] | None = None  # of a slave
         self._started: list[Callable[[RmqError | None], None]] = []
         self.gate = (
-            ReignGate(reign, epoch, identity, self.keeper, self.replication, config)
-            if reign is not None
+            LeadershipGate(leadership, epoch, identity, self.keeper, self.replication, config)
+            if leadership is not None
             else None
         )
         self.keeper.reopens, self.keeper.covered = (
-            reign is None or epoch is None,
+            leadership is None or epoch is None,
             self.replication.covered,
         )
         self._requests = hooked(
@@ -323,7 +323,7 @@ class BrokerCore:
         return finish
 
     def forget_handed_out(self) -> None:
-        """Of a follower, before it follows: locks and popped messages of a reign that is over;
+        """Of a follower, before it follows: locks and popped messages of an epoch that is over;
         another master hands them out since.
         """
         with contextlib.suppress(BrokerBusy):  # stale ones are told by their epochs, too

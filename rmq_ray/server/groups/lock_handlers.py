@@ -24,7 +24,7 @@ from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.store.tables.lock_journal import LockJournal, LockLine
 
 log = logging.getLogger("rmq_ray.server.locks")
-REIGN_BITS = 44  # times in ms need 41: epochs of locks that no election preceded begin with one
+EPOCH_BITS = 44  # times in ms need 41: epochs of locks that no election preceded begin with one
 
 
 class LockHandlers:
@@ -36,13 +36,13 @@ class LockHandlers:
         self._clock = clock
         self._closed = False
 
-    def load(self, found: tuple[list[LockLine], int], reign: int = 0) -> None:
+    def load(self, found: tuple[list[LockLine], int], epoch: int = 0) -> None:
         """What the journal said. Epochs go on from there, and from the clock where the journal was
-        lost; those of a ``reign`` (the epoch of its master's election) are greater than all of the
-        reigns before, whoever gave them.
+        lost; those of an elected master's ``epoch`` are greater than all of the
+        epochs before, whoever gave them.
         """
         lines, highest = found
-        highest = max(highest, reign << REIGN_BITS)
+        highest = max(highest, epoch << EPOCH_BITS)
         held = [
             HeldLock(line.group, line.queue, line.client_id, line.epoch)
             for line in lines

@@ -5,8 +5,8 @@ the broker follow suit.
                     ^                                                                                        │
                     └───────── deposed: fenced, another assignment, or its store failed <────────────────────┘
 
-Decides: which assignment counts, when a role changes, what is reported. Does not decide who reigns
-(the controller) or how a store becomes a master's (``Seat``, which is the broker). Made by the
+Decides: which assignment counts, when a role changes, what is reported. Does not decide who leads
+(the controller) or how a store becomes a master's (``RoleTransition``, which is the broker). Made by the
 actor shell, given to ``Broker``; everything runs in its loop.
 
 Invariants: nobody becomes master but by an assignment of an epoch that is not older than any seen
@@ -35,8 +35,8 @@ NO_ID = -1
 Propose = Callable[[int, tuple[int, ...]], None]
 
 
-class Seat(Protocol):
-    """The broker, as a reign moves it."""
+class RoleTransition(Protocol):
+    """The broker, as it changes its role."""
 
     def facts(self) -> ReplicaReport | None:
         """What its store says; None while there is none to serve from."""
@@ -69,7 +69,7 @@ class Seat(Protocol):
         ...
 
 
-class Reign:
+class Leadership:
     """``propose(master epoch, replicas)``: tells the controller whom this master wants in the sync
     state set; called in the loop, returns at once.
     """
@@ -83,7 +83,7 @@ class Reign:
         self.master_epoch = 0
         """Under which this replica is master now; 0 = it is not."""
         self.role_changes = 0
-        self._seat: Seat | None = None
+        self._transition: RoleTransition | None = None
         self._clock: Clock | None = None
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
@@ -96,12 +96,14 @@ class Reign:
 
     # --- the broker's -----------------------------------------------------------------------------
 
-    def begin(self, seat: Seat, clock: Clock, on_fatal: Callable[[object], None]) -> None:
+    def begin(
+        self, transition: RoleTransition, clock: Clock, on_fatal: Callable[[object], None]
+    ) -> None:
         """The broker has opened as a follower. A log with something in it may belong to a process
         that polled a moment ago: its promise holds.
         """
-        self._seat, self._clock, self._changing = seat, clock, False
-        facts = seat.facts()
+        self._transition, self._clock, self._changing = transition, clock, False
+        facts = transition.facts()
         if facts is not None and (facts.end or facts.newest_epoch):
             self.promise()
             self._polled = False
@@ -111,7 +113,7 @@ class Reign:
                 on_fatal(error)
 
         self._task = asyncio.get_running_loop().create_task(
-            self._steer(), name=f"reign of replica {self.replica}"
+            self._steer(), name=f"leadership of replica {self.replica}"
         )
         self._task.add_done_callback(ended)
         self._wake.set()
@@ -161,9 +163,13 @@ class Reign:
             and (known is None or not known.newer_than(assignment))
         ):
             self.assignment, self.fenced = assignment, assignment.master_epoch
-            if self.master_epoch and self.leads(assignment.master_epoch) and self._seat is not None:
+            if (
+                self.master_epoch
+                and self.leads(assignment.master_epoch)
+                and self._transition is not None
+            ):
                 if known is None or assignment.newer_than(known):
-                    self._seat.approve(assignment.sync_state_set)
+                    self._transition.approve(assignment.sync_state_set)
             elif self.master_epoch:
                 self._depose()
             self._wake.set()
@@ -193,9 +199,9 @@ class Reign:
         self.fenced = max(self.fenced, master_epoch)
         if self.master_epoch and self.master_epoch < self.fenced:
             self._depose()
-        if self._seat is not None and self._followed[2] < self.fenced:
+        if self._transition is not None and self._followed[2] < self.fenced:
             self._followed = (0, "", 0)
-            await self._seat.rest()  # also behind a fence that still waits for it
+            await self._transition.rest()  # also behind a fence that still waits for it
         self._polled = (
             False  # whoever elects after this was told how long the promise holds, and waits
         )
@@ -204,11 +210,13 @@ class Reign:
 
     def report(self) -> ReplicaReport:
         """What this replica says of itself now."""
-        facts = self._seat.facts() if self._seat is not None else None
+        facts = self._transition.facts() if self._transition is not None else None
         now_ms = self._clock.monotonic_ms() if self._clock is not None else 0.0
         promise_ms = max(0, int(self._promised_until_ms - now_ms))
         if facts is None or self._changing or self._deposed:
-            fault = self._fault or (self._seat.fault() if self._seat is not None else "")
+            fault = self._fault or (
+                self._transition.fault() if self._transition is not None else ""
+            )
             known = facts or ReplicaReport(self.replica, Role.WAITING, "", "", 0, 0, 0, False, 0)
             return replace(known, role=Role.WAITING, promise_ms=promise_ms, error=fault)
         role = Role.MASTER if self.master_epoch else Role.SLAVE
@@ -223,12 +231,12 @@ class Reign:
     # --- inside -----------------------------------------------------------------------------------
 
     def _depose(self) -> None:
-        if self.master_epoch and not self._deposed and self._seat is not None:
+        if self.master_epoch and not self._deposed and self._transition is not None:
             log.warning(
                 "replica %d is not master of epoch %d any more", self.replica, self.master_epoch
             )
             self._deposed = True
-            self._seat.depose()
+            self._transition.depose()
             self._wake.set()
 
     async def _steer(self) -> None:
@@ -248,40 +256,42 @@ class Reign:
                 self._changing = False
 
     async def _step(self) -> None:
-        seat = self._seat
-        assert seat is not None
+        transition = self._transition
+        assert transition is not None
         told = self.assignment
         if self._deposed:
-            await self._to_follower(seat)
+            await self._to_follower(transition)
         elif told is None or told.master_epoch < self.fenced or told.master is None:
             return
         elif told.master != self.replica:
-            await self._to_slave(seat, told.master, told.master_address, told.master_epoch)
+            await self._to_slave(transition, told.master, told.master_address, told.master_epoch)
         elif not self.master_epoch:
-            await self._to_master(seat, told)
+            await self._to_master(transition, told)
 
-    async def _to_follower(self, seat: Seat) -> None:
+    async def _to_follower(self, transition: RoleTransition) -> None:
         self._changing, self._followed = True, (0, "", 0)
         self.role_changes += 1
-        await seat.reopen(NO_ID, None)
+        await transition.reopen(NO_ID, None)
         self.master_epoch, self._deposed = 0, False
         self._wake.set()
 
-    async def _to_slave(self, seat: Seat, master: int, address: str | None, epoch: int) -> None:
+    async def _to_slave(
+        self, transition: RoleTransition, master: int, address: str | None, epoch: int
+    ) -> None:
         wanted = (slave_id(self.replica, master), address or "", epoch)
         if not address or wanted == self._followed:
             return
         self._followed = wanted
-        await seat.follow(*wanted)
+        await transition.follow(*wanted)
 
-    async def _to_master(self, seat: Seat, told: Assignment) -> None:
-        facts = seat.facts()
+    async def _to_master(self, transition: RoleTransition, told: Assignment) -> None:
+        facts = transition.facts()
         epoch = told.master_epoch
         if facts is None or facts.newest_epoch >= epoch:
             return  # an election of a life before this one: the controller holds another
         self._changing, self._followed = True, (0, "", 0)
         self.role_changes += 1
-        await seat.rest()
+        await transition.rest()
         while (
             self._polled
             and self._clock is not None
@@ -292,7 +302,7 @@ class Reign:
             return
         self.master_epoch, self._held_until_ms = epoch, 0.0
         try:
-            await seat.reopen(0, epoch)
+            await transition.reopen(0, epoch)
         except RmqError:
             self._deposed = True
             raise
@@ -304,4 +314,4 @@ class Reign:
                 "replica %d is master of %s in epoch %d", self.replica, told.broker_name, epoch
             )
             if latest != told:
-                seat.approve(latest.sync_state_set)
+                transition.approve(latest.sync_state_set)

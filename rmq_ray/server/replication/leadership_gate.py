@@ -3,7 +3,7 @@ master has confirmed.
 
 Decides: which requests are refused until then, with an answer after which clients ask again
 (``StoreNotReady``); that nothing is appended without the right to lead. Does not decide who leads
-(``reign``) or what is confirmed (``protocol.election.replication``). Called by the broker's core,
+(``leadership``) or what is confirmed (``protocol.election.replication``). Called by the broker's core,
 in its loop.
 
 Invariant: between the moment in which a master may not lead any more and the end of its process
@@ -17,24 +17,24 @@ from rmq_ray.errors import StoreNotReady
 from rmq_ray.remoting.request_table import Fence
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.store_keeper import StoreKeeper
-from rmq_ray.server.replication.leadership import Reign
+from rmq_ray.server.replication.leadership import Leadership
 from rmq_ray.server.replication.replication import Replication
 from rmq_ray.store.front.message_store import MessageStore
 
 
-class ReignGate:
+class LeadershipGate:
     """Of one core: of a master in ``epoch``, or (None) of a follower."""
 
     def __init__(
         self,
-        reign: Reign,
+        leadership: Leadership,
         epoch: int | None,
         identity: Identity,
         keeper: StoreKeeper,
         replication: Replication,
         config: BrokerConfig,
     ) -> None:
-        self.reign = reign
+        self.leadership = leadership
         self.epoch = epoch
         self._identity = identity
         self._keeper = keeper
@@ -55,7 +55,7 @@ class ReignGate:
         """
         if self.epoch is None:
             return False
-        self.reign.store_lost()
+        self.leadership.store_lost()
         return True
 
     def check(self, fence: Fence) -> None:
@@ -92,7 +92,7 @@ class ReignGate:
         """Raises ``StoreNotReady`` for a master that may not lead now; called before anything is
         written.
         """
-        if not self._replication.leads or self.reign.holds:
+        if not self._replication.leads or self.leadership.holds:
             raise StoreNotReady(
                 f"broker {self._identity.name} at {self._identity.address} may not lead now; "
                 f"ask the name servers and send again"

@@ -47,7 +47,7 @@ from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.offload import Offload
 from rmq_ray.server.base.refusal import Refused
 from rmq_ray.server.base.store_keeper import StoreKeeper
-from rmq_ray.server.replication.leadership import Reign
+from rmq_ray.server.replication.leadership import Leadership
 from rmq_ray.store.front.message_store import MessageStore
 from rmq_ray.store.log.log_lineage import read_origin
 from rmq_ray.store.replication.log_source import (
@@ -63,7 +63,7 @@ from rmq_ray.store.tables.config_files import TimerProgress
 log = logging.getLogger("rmq_ray.server.replication.replication")
 WARM_BYTES = 32 << 20  # this close to the log's end a read does not wait for the disk
 FOLLOWER = "follower"
-REIGN_WAIT_MS = 500  # under a controller an idle slave renews the lease as often
+LEASE_WAIT_MS = 500  # under a controller an idle slave renews the lease as often
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Replication:
         answer_from: AnswerFrom,
         settle: Callable[[], None],
         timer: Callable[[], TimerProgress],
-        reign: Reign | None = None,
+        leadership: Leadership | None = None,
         epoch: int | None = None,
     ) -> None:
         self._config = config
@@ -109,7 +109,7 @@ class Replication:
         self._held: dict[int, _Held] = {}
         self._peers: dict[int, Peer] = {}
         self._planned = False
-        self._reign = reign
+        self._leadership = leadership
         self._epoch = epoch
         self._led = False
         self.versions: Callable[[], tuple[int, ...]] = tuple
@@ -127,9 +127,11 @@ class Replication:
         self._forget()
         if self._identity.is_slave:
             return
-        if self._reign is not None:
+        if self._leadership is not None:
             self.followers.reign(
-                store.end_offset, self._slaves_of(self._reign.members), self._clock.monotonic_ms()
+                store.end_offset,
+                self._slaves_of(self._leadership.members),
+                self._clock.monotonic_ms(),
             )
         else:
             self.followers.begin(store.end_offset)
@@ -209,11 +211,11 @@ class Replication:
         """Whether this master may write and acknowledge now: no controller, or the lease of all
         whom it could elect.
         """
-        if self._reign is None:
+        if self._leadership is None:
             return True
         return (
             self._epoch is not None
-            and self._reign.leads(self._epoch)
+            and self._leadership.leads(self._epoch)
             and self._clock.monotonic_ms() < self.followers.lease_until_ms
         )
 
@@ -287,7 +289,7 @@ class Replication:
             )
         command.body = b""
         end = store.written_offset
-        if self._reign is not None and asked.epoch < store.epoch:
+        if self._leadership is not None and asked.epoch < store.epoch:
             raise Refused(
                 f"the slave is in epoch {asked.epoch}, this master in {store.epoch}: follow anew",
                 ResponseCode.LOG_DIVERGED,
@@ -296,7 +298,9 @@ class Replication:
         if self.followers.reported(broker_id, asked.written, asked.flushed, end, now_ms):
             self._confirm()
             self._propose()
-        wait_ms = min(max(asked.wait_ms, 0), WAIT_MS_MAX if self._reign is None else REIGN_WAIT_MS)
+        wait_ms = min(
+            max(asked.wait_ms, 0), WAIT_MS_MAX if self._leadership is None else LEASE_WAIT_MS
+        )
         held = _Held(command, peer, asked, now_ms + wait_ms)
         if asked.bytes_max <= 0 or asked.wait_ms <= 0 or asked.offset != end or asked.suspect >= 0:
             self._send(held, store)
@@ -461,23 +465,23 @@ class Replication:
         )
 
     def _slaves_of(self, members: tuple[int, ...]) -> list[int]:
-        own = self._reign.replica if self._reign is not None else 0
+        own = self._leadership.replica if self._leadership is not None else 0
         return [slave_id(replica, own) for replica in members if replica != own]
 
     def _propose(self) -> None:
         """Tell the controller who should be electable, where that is not what it keeps."""
-        reign = self._reign
-        if reign is None or self._epoch is None or not reign.leads(self._epoch):
+        leadership = self._leadership
+        if leadership is None or self._epoch is None or not leadership.leads(self._epoch):
             return
         wanted = self.followers.proposal(self._clock.monotonic_ms())
         if wanted is not None:
-            reign.propose(
+            leadership.propose(
                 self._epoch,
                 tuple(
                     sorted(
                         [
-                            reign.replica,
-                            *(replica_of(broker_id, reign.replica) for broker_id in wanted),
+                            leadership.replica,
+                            *(replica_of(broker_id, leadership.replica) for broker_id in wanted),
                         ]
                     )
                 ),

@@ -53,7 +53,7 @@ from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.offload import ThreadOffload
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.base.waits import wait_at_most
-from rmq_ray.server.replication.leadership import Reign
+from rmq_ray.server.replication.leadership import Leadership
 from rmq_ray.server.slave.replica_stream import (
     TIMEOUT_MS,
     Repair,
@@ -67,7 +67,7 @@ from rmq_ray.store.replication.log_source import Tail
 from rmq_ray.store.tables.config_files import TimerProgress
 
 log = logging.getLogger("rmq_ray.server.replication.replication")
-PAUSE_MS, PAUSE_DIVERGED_MS, PAUSE_REIGN_MS = 250, 5_000, 100
+PAUSE_MS, PAUSE_DIVERGED_MS, PAUSE_LED_MS = 250, 5_000, 100
 MASTER_FENCED = int(ResponseCode.MASTER_FENCED)
 STOP_WAIT_S = 60.0  # for what the thread does with the store: cutting a log takes a while
 FRAME_BYTES_MAX = BYTES_MAX + (1 << 20)
@@ -93,7 +93,7 @@ class FollowerParts:
 
 class Replica:
     """Of one slave. ``look_up()``: have the name servers asked for the master soon. Under a
-    controller (``reign``) the master is the one of ``epoch`` at ``config.master``, and no other.
+    controller (``leadership``) the master is the one of ``epoch`` at ``config.master``, and no other.
     """
 
     def __init__(  # noqa: PLR0913 - what following takes
@@ -104,10 +104,10 @@ class Replica:
         clock: Clock,
         look_up: Callable[[], None],
         on_fatal: Callable[[object], None],
-        reign: Reign | None = None,
+        leadership: Leadership | None = None,
         epoch: int | None = None,
     ) -> None:
-        self._reign = reign
+        self._leadership = leadership
         self._epoch = epoch
         self._config = config
         self._parts = parts
@@ -190,7 +190,7 @@ class Replica:
                 self._parts.keeper.check(error)
                 self._failed(error, logging.INFO)
             await asyncio.sleep(
-                (pause_ms if self._epoch is None else min(pause_ms, PAUSE_REIGN_MS)) / 1000
+                (pause_ms if self._epoch is None else min(pause_ms, PAUSE_LED_MS)) / 1000
             )
 
     def _failed(self, error: RmqError, level: int) -> None:
@@ -321,14 +321,14 @@ class Replica:
         return found.flush_counts
 
     def _polls(self) -> None:
-        if self._reign is not None:
-            self._reign.promise()
+        if self._leadership is not None:
+            self._leadership.promise()
 
     def _note(self, store: FollowerStore, end: int) -> None:
         self._master_end = end
         if (
-            self._reign is not None and not store.report.sound and store.end_offset >= end
-        ):  # ``confirmed`` is 0 while a reign begins
+            self._leadership is not None and not store.report.sound and store.end_offset >= end
+        ):  # ``confirmed`` is 0 while a new master begins
             self._thread.submit(store.absolve, self._absolved)
         if store.end_offset >= end:
             self._caught_up_ms = self._clock.monotonic_ms()

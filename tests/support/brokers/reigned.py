@@ -25,7 +25,7 @@ from rmq_ray.config import BrokerConfig, StoreConfig
 from rmq_ray.model.reigns import Assignment, ReplicaReport, Role
 from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.server.broker.broker import Broker
-from rmq_ray.server.replication.leadership import Reign
+from rmq_ray.server.replication.leadership import Leadership
 from rmq_ray.store.front.message_store import MessageStore
 from tests.support.brokers.live_cluster import CLUSTER, SECRET, WAIT_S, LiveCluster
 from tests.support.waiting import eventually
@@ -145,7 +145,7 @@ class ReignedCluster(LiveCluster):
             config,
             SYSTEM_CLOCK,
             Credentials(CLUSTER, "broker", SECRET),
-            reign=Reign(number, self._proposed),
+            leadership=Leadership(number, self._proposed),
         )
         await broker.start(create=fresh)
         self.replicas[number] = broker
@@ -232,8 +232,8 @@ async def drop(broker: Broker) -> None:
     is an unclean one.
     """
     broker._stopped = True
-    if broker._reign is not None:
-        await broker._reign.end()
+    if broker._leadership is not None:
+        await broker._leadership.end()
     if broker._replica is not None:
         await broker._replica.stop()
     if broker._ticking is not None:

@@ -12,17 +12,17 @@ from rmq_ray.actors.broker import BrokerShell
 from rmq_ray.actors.replica import ReplicaShell
 from rmq_ray.config import BrokerConfig, StoreConfig
 from rmq_ray.model.reigns import Assignment, ReplicaReport
-from rmq_ray.server.replication.leadership import Reign
+from rmq_ray.server.replication.leadership import Leadership
 
 
 class Paper:
     """In place of a broker that has the reign alone."""
 
-    def __init__(self, reign: Reign) -> None:
-        self.reign = reign
+    def __init__(self, leadership: Leadership) -> None:
+        self.leadership = leadership
 
     async def attend(self, assignment: Assignment) -> ReplicaReport:
-        return self.reign.attend(assignment)
+        return self.leadership.attend(assignment)
 
 
 async def settle() -> None:
@@ -44,9 +44,9 @@ def test_a_proposal_has_the_version_that_the_broker_took_and_none_of_an_assignme
         _secret: object,
         _may_create: object,
         _identity: object,
-        reign: Reign,
+        leadership: Leadership,
     ) -> None:
-        shell._broker, shell._error = Paper(reign), None
+        shell._broker, shell._error = Paper(leadership), None
 
     monkeypatch.setattr(module, "call_async", call)
     monkeypatch.setattr(BrokerShell, "__init__", begun)
@@ -55,9 +55,9 @@ def test_a_proposal_has_the_version_that_the_broker_took_and_none_of_an_assignme
         shell = ReplicaShell(BrokerConfig(StoreConfig("/nowhere"), broker_name="b"), b"", True)
         await shell.attend(Assignment("b", 3, 0, "host:0", (0, 1), 2), "controller")
         await shell.attend(Assignment("b", 2, 0, "host:0", (0,), 9), "controller")  # late
-        shell._reign.propose(3, (0,))
+        shell._leadership.propose(3, (0,))
         await settle()
-        shell._reign.propose(2, (0, 1))  # of a reign that is over
+        shell._leadership.propose(2, (0, 1))  # of a reign that is over
         await settle()
 
     asyncio.run(story())

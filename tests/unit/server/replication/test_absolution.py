@@ -25,7 +25,7 @@ def test_a_slave_that_may_have_lost_bytes_is_sound_when_it_reached_the_masters_e
         end_offset=end, report=SimpleNamespace(sound=False), absolve=lambda: None
     )
     slave: Any = Replica.__new__(Replica)
-    slave._reign, slave._clock = object(), ManualClock()
+    slave._leadership, slave._clock = object(), ManualClock()
     slave._thread = SimpleNamespace(submit=lambda what, _then: absolved.append(what))
     Replica._note(slave, cast("Any", store), 1_000)
     assert absolved == ([store.absolve] if whole else [])

@@ -13,12 +13,12 @@ from rmq_ray.clock import ManualClock
 from rmq_ray.errors import StoreFailed
 from rmq_ray.model.reigns import Assignment, ReplicaReport, Role
 from rmq_ray.protocol.election.replication import LEASE_MS
-from rmq_ray.server.replication.leadership import NO_ID, Reign
+from rmq_ray.server.replication.leadership import NO_ID, Leadership
 
 ADDRESSES = {number: f"10.0.0.{number}:10911" for number in range(3)}
 
 
-class PaperSeat:
+class PaperTransition:
     """Notes what the reign does to the broker; ``block`` holds the next reopening, ``slow`` the end
     of polls.
     """
@@ -84,102 +84,120 @@ async def settle() -> None:
 
 
 def play(
-    story: Callable[[Reign, PaperSeat, ManualClock], Awaitable[None]], seat: PaperSeat | None = None
+    story: Callable[[Leadership, PaperTransition, ManualClock], Awaitable[None]],
+    transition: PaperTransition | None = None,
 ) -> None:
     async def run() -> None:
-        reign, clock, made = (
-            Reign(1, lambda _epoch, _wanted: None),
+        leadership, clock, made = (
+            Leadership(1, lambda _epoch, _wanted: None),
             ManualClock(),
-            seat or PaperSeat(),
+            transition or PaperTransition(),
         )
-        reign.begin(made, clock, pytest.fail)
+        leadership.begin(made, clock, pytest.fail)
         await settle()
-        await story(reign, made, clock)
-        await reign.end()
+        await story(leadership, made, clock)
+        await leadership.end()
 
     asyncio.run(run())
 
 
 def test_it_follows_whoever_the_newest_assignment_names_and_repeats_change_nothing() -> None:
-    async def story(reign: Reign, seat: PaperSeat, _clock: ManualClock) -> None:
+    async def story(
+        leadership: Leadership, transition: PaperTransition, _clock: ManualClock
+    ) -> None:
         for _ in range(3):
-            reign.attend(told(1, 0))
+            leadership.attend(told(1, 0))
             await settle()
-        assert seat.done == [("follow", 1, ADDRESSES[0], 1)]
-        reign.attend(told(1, 0, version=4))
-        reign.attend(told(1, 0, version=2))
+        assert transition.done == [("follow", 1, ADDRESSES[0], 1)]
+        leadership.attend(told(1, 0, version=4))
+        leadership.attend(told(1, 0, version=2))
         await settle()
-        assert len(seat.done) == 1 and reign.assignment == told(1, 0, version=4)
-        reign.attend(told(2, 2))
+        assert len(transition.done) == 1 and leadership.assignment == told(1, 0, version=4)
+        leadership.attend(told(2, 2))
         await settle()
-        reign.attend(told(1, 0, version=9))
+        leadership.attend(told(1, 0, version=9))
         await settle()
-        assert seat.done[1:] == [("follow", 2, ADDRESSES[2], 2)]
+        assert transition.done[1:] == [("follow", 2, ADDRESSES[2], 2)]
 
     play(story)
 
 
 def test_it_is_promoted_once_an_epoch_and_hears_of_its_set() -> None:
-    async def story(reign: Reign, seat: PaperSeat, _clock: ManualClock) -> None:
-        assert reign.attend(told(1, 1)).role is Role.SLAVE
+    async def story(
+        leadership: Leadership, transition: PaperTransition, _clock: ManualClock
+    ) -> None:
+        assert leadership.attend(told(1, 1)).role is Role.SLAVE
         await settle()
-        assert seat.done == [("rest",), ("reopen", 0, 1)] and reign.leads(1) and not reign.leads(2)
-        report = reign.report()
+        assert (
+            transition.done == [("rest",), ("reopen", 0, 1)]
+            and leadership.leads(1)
+            and not leadership.leads(2)
+        )
+        report = leadership.report()
         assert (report.role, report.master_epoch) == (Role.MASTER, 1)
-        reign.attend(told(1, 1, (1,), version=2))
-        reign.attend(told(1, 1, (1,), version=2))
-        assert seat.done[2:] == [("approve", (1,))]
+        leadership.attend(told(1, 1, (1,), version=2))
+        leadership.attend(told(1, 1, (1,), version=2))
+        assert transition.done[2:] == [("approve", (1,))]
 
     play(story)
 
 
 def test_an_epoch_that_its_log_has_already_makes_it_no_master() -> None:
-    async def story(reign: Reign, seat: PaperSeat, _clock: ManualClock) -> None:
-        reign.attend(told(3, 1))
+    async def story(
+        leadership: Leadership, transition: PaperTransition, _clock: ManualClock
+    ) -> None:
+        leadership.attend(told(3, 1))
         await settle()
-        assert seat.done == [] and reign.report().role is Role.SLAVE
-        reign.attend(told(4, 1))
+        assert transition.done == [] and leadership.report().role is Role.SLAVE
+        leadership.attend(told(4, 1))
         await settle()
-        assert seat.done[-1] == ("reopen", 0, 4)
+        assert transition.done[-1] == ("reopen", 0, 4)
 
-    play(story, PaperSeat(end=100, newest_epoch=3))
+    play(story, PaperTransition(end=100, newest_epoch=3))
 
 
 def test_a_later_epoch_ends_the_reign_at_once_and_a_follower_is_opened() -> None:
-    async def story(reign: Reign, seat: PaperSeat, _clock: ManualClock) -> None:
-        reign.attend(told(1, 1))
+    async def story(
+        leadership: Leadership, transition: PaperTransition, _clock: ManualClock
+    ) -> None:
+        leadership.attend(told(1, 1))
         await settle()
-        seat.done.clear()
-        assert reign.attend(told(2, 0)).role is Role.WAITING
-        assert seat.done == [("depose",)] and not reign.leads(1), "before anything is awaited"
+        transition.done.clear()
+        assert leadership.attend(told(2, 0)).role is Role.WAITING
+        assert transition.done == [("depose",)] and not leadership.leads(1), (
+            "before anything is awaited"
+        )
         await settle()
         assert (
-            seat.done == [("depose",), ("reopen", NO_ID, None), ("follow", 1, ADDRESSES[0], 2)]
-            and reign.report().role is Role.SLAVE
+            transition.done
+            == [("depose",), ("reopen", NO_ID, None), ("follow", 1, ADDRESSES[0], 2)]
+            and leadership.report().role is Role.SLAVE
         )
 
     play(story)
 
 
 def test_a_fence_stops_a_follower_before_it_returns_and_lower_epochs_count_no_more() -> None:
-    async def story(reign: Reign, seat: PaperSeat, clock: ManualClock) -> None:
-        reign.attend(told(1, 0))
+    async def story(
+        leadership: Leadership, transition: PaperTransition, clock: ManualClock
+    ) -> None:
+        leadership.attend(told(1, 0))
         await settle()
-        reign.promise()
+        leadership.promise()
         clock.advance_ms(500)
-        report = await reign.fence(2)
+        report = await leadership.fence(2)
         assert (
-            seat.done[-1] == ("rest",)
+            transition.done[-1] == ("rest",)
             and report.role is Role.SLAVE
             and report.promise_ms == LEASE_MS - 500
         )
-        reign.attend(told(1, 1, version=8))
+        leadership.attend(told(1, 1, version=8))
         await settle()
-        assert seat.done[-1] == ("rest",), "an old assignment"
-        reign.attend(told(2, 0))
+        assert transition.done[-1] == ("rest",), "an old assignment"
+        leadership.attend(told(2, 0))
         await settle()
-        await reign.fence(2)
-        assert seat.done[-1] == ("follow", 1, ADDRESSES[0], 2), (
+        await leadership.fence(2)
+        assert transition.done[-1] == ("follow", 1, ADDRESSES[0], 2), (
             "a fence of the epoch that is followed is only a question"
         )
 
@@ -187,72 +205,85 @@ def test_a_fence_stops_a_follower_before_it_returns_and_lower_epochs_count_no_mo
 
 
 def test_a_fence_that_comes_while_it_is_promoted_ends_the_reign_as_it_begins() -> None:
-    async def story(reign: Reign, seat: PaperSeat, _clock: ManualClock) -> None:
-        seat.block = asyncio.Event()
-        reign.attend(told(1, 1))
+    async def story(
+        leadership: Leadership, transition: PaperTransition, _clock: ManualClock
+    ) -> None:
+        transition.block = asyncio.Event()
+        leadership.attend(told(1, 1))
         await settle()
-        assert reign.report().role is Role.WAITING
-        await reign.fence(2)
-        seat.block.set()
+        assert leadership.report().role is Role.WAITING
+        await leadership.fence(2)
+        transition.block.set()
         await settle()
         assert (
-            not reign.leads(1)
-            and seat.done[-1] == ("reopen", NO_ID, None)
-            and reign.report().role is Role.SLAVE
+            not leadership.leads(1)
+            and transition.done[-1] == ("reopen", NO_ID, None)
+            and leadership.report().role is Role.SLAVE
         )
 
     play(story)
 
 
 def test_a_master_whose_store_fails_or_never_opens_becomes_a_follower() -> None:
-    async def story(reign: Reign, seat: PaperSeat, _clock: ManualClock) -> None:
-        reign.attend(told(1, 1))
+    async def story(
+        leadership: Leadership, transition: PaperTransition, _clock: ManualClock
+    ) -> None:
+        leadership.attend(told(1, 1))
         await settle()
-        reign.store_lost()
+        leadership.store_lost()
         await settle()
-        assert seat.done[-1] == ("reopen", NO_ID, None) and reign.report().role is Role.SLAVE
-        seat.fails.append(StoreFailed("no disk"))
-        reign.attend(told(2, 1))
+        assert (
+            transition.done[-1] == ("reopen", NO_ID, None)
+            and leadership.report().role is Role.SLAVE
+        )
+        transition.fails.append(StoreFailed("no disk"))
+        leadership.attend(told(2, 1))
         await settle()
-        report = reign.report()
+        report = leadership.report()
         assert report.role is Role.WAITING and "no disk" in report.error
 
     play(story)
 
 
 def test_sends_are_held_for_a_while_and_only_under_the_epoch_that_is_meant() -> None:
-    async def story(reign: Reign, _seat: PaperSeat, clock: ManualClock) -> None:
-        reign.attend(told(1, 1))
+    async def story(
+        leadership: Leadership, _transition: PaperTransition, clock: ManualClock
+    ) -> None:
+        leadership.attend(told(1, 1))
         await settle()
-        reign.hold_sends(2, 1_000)
-        assert not reign.holds
-        reign.hold_sends(1, 1_000)
-        assert reign.holds
+        leadership.hold_sends(2, 1_000)
+        assert not leadership.holds
+        leadership.hold_sends(1, 1_000)
+        assert leadership.holds
         clock.advance_ms(1_001)
-        assert not reign.holds
+        assert not leadership.holds
 
     play(story)
 
 
 def test_a_process_that_may_have_polled_in_the_life_before_promises_not_to_be_promoted() -> None:
-    async def story(reign: Reign, _seat: PaperSeat, clock: ManualClock) -> None:
-        assert reign.report().promise_ms == LEASE_MS
+    async def story(
+        leadership: Leadership, _transition: PaperTransition, clock: ManualClock
+    ) -> None:
+        assert leadership.report().promise_ms == LEASE_MS
         clock.advance_ms(LEASE_MS)
-        assert reign.report().promise_ms == 0
+        assert leadership.report().promise_ms == 0
 
-    play(story, PaperSeat(end=10))
-    play(story, PaperSeat(newest_epoch=2))
+    play(story, PaperTransition(end=10))
+    play(story, PaperTransition(newest_epoch=2))
 
 
 def test_a_second_fence_reports_only_when_the_polls_that_the_first_stops_have_stopped() -> None:
-    async def story(reign: Reign, seat: PaperSeat, _clock: ManualClock) -> None:
-        reign.attend(told(1, 0))
+    async def story(
+        leadership: Leadership, transition: PaperTransition, _clock: ManualClock
+    ) -> None:
+        leadership.attend(told(1, 0))
         await settle()
-        seat.slow = asyncio.Event()
-        fences = [asyncio.create_task(reign.fence(epoch)) for epoch in (2, 2, 3)]
+        transition.slow = asyncio.Event()
+        fences = [asyncio.create_task(leadership.fence(epoch)) for epoch in (2, 2, 3)]
         await settle()
         assert not [fence for fence in fences if fence.done()]
-        seat.slow.set()
+        transition.slow.set()
         await asyncio.gather(*fences)
 
     play(story)
