@@ -1,7 +1,7 @@
 """CRCs of many bodies that lie in one buffer: what appending, reading and recovery spend most of
 their time on.
 
-Called by ``frame_check``, ``reading`` and ``log_scan``, which compare. Pure. Invariant: all ways
+Called by ``frame_check``, ``log_reader`` and ``log_scan``, which compare. Pure. Invariant: all ways
 give the same values.
 """
 

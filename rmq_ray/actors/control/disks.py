@@ -2,7 +2,7 @@
 
 ``look`` runs on the node that has the disk (Ray calls it there), ``judge`` where somebody plans a
 start. Decides which disks a broker is not started on. Does not decide what is done about a store
-that is opened (``store.io.store_lock`` asks the same questions again, under its lock).
+that is opened (``store.tables.store_lock`` asks the same questions again, under its lock).
 
 Invariant: nothing is written, made or locked.
 """

@@ -8,7 +8,7 @@
 Decides under which client id a consumer keeps its offsets. It must be the same after a restart, and
 no other consumer's at the same time: the place is locked, and who gives no client id takes the
 first free one of ``ip@cluster.group``, ``ip@cluster.group.1``, ... The file's form is Apache
-RocketMQ's (``store.tables.offset_file``).
+RocketMQ's (``store.tables.config_files``).
 
 Invariants: an offset in the file is never above what was consumed. Offsets of queues that are away
 for a while stay in the file. Writing happens in the client's timer thread, every 5 s, and when a

@@ -357,9 +357,9 @@ def find_record(segments: Sequence[Segment], broken_at: int, record_max: int) ->
     the first of ``segments``, or in a later one. None when there is none.
     """
     window = max(_SEARCH_BYTES, 2 * record_max)
+    skip = 1
     for segment in segments:
         at = max(segment.start, broken_at)
-        skip = 1 if at == broken_at else 0
         limit = min(segment.end, segment.start + segment.file.data_end())
         while at < limit:  # ends: at rises by half a window at least
             data = segment.read(at, window)
@@ -369,6 +369,7 @@ def find_record(segments: Sequence[Segment], broken_at: int, record_max: int) ->
             if at + len(data) >= limit or len(data) <= record_max:
                 break
             at, skip = at + len(data) - record_max, 0
+        skip = 0
     return None
 
 

@@ -190,7 +190,7 @@ class ConsumeQueue:
     ) -> bytes:
         """Entries as ``read`` gave them, with tags codes in the place of addresses (``lost`` where
         a unit is), and blank where ``hit(store time, bit map)`` is False. Here there are no
-        addresses; see ``extended_queue``.
+        addresses; see ``ExtendedQueue``.
         """
         del hit, lost
         return entries
