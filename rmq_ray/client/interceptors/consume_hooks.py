@@ -141,7 +141,7 @@ def _status(context: ConsumeHookContext, timeout_ms: float) -> ConsumeStatus:
 def _run(hook: Callable[[ConsumeHookContext], None], context: ConsumeHookContext) -> None:
     try:
         hook(context)
-    except Exception:  # noqa: BLE001 - a hook never hurts consumption
+    except Exception:  # a hook never hurts consumption
         log.exception("a consume hook of group %s failed; consumption goes on", context.group)
 
 
@@ -192,6 +192,6 @@ def with_filters(
 def _keeps(each: Filter, message: MessageExt) -> bool:
     try:
         return bool(each(message))
-    except Exception:  # noqa: BLE001 - a fault of a filter must not lose a message
+    except Exception:  # a fault of a filter must not lose a message
         log.exception("a filter failed on message %s; the listener gets it", message.message_id)
         return True

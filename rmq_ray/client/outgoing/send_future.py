@@ -209,5 +209,5 @@ def _call_all(callbacks: dict[SendFuture, list[Callable[[Any], object]]]) -> Non
 def _call(function: Callable[[Any], object], future: SendFuture) -> None:
     try:
         function(future)
-    except Exception:  # noqa: BLE001 - a user's callback must not stop the other futures
+    except Exception:  # a user's callback must not stop the other futures
         log.exception("a callback of %r failed", future)

@@ -121,7 +121,7 @@ class RecordsPayload:
         sizes: np.ndarray[Any, Any],
         frame_id: FrameId,
         message_ids: Sequence[str],
-    ) -> None:  # noqa: PLR0913 - a frame
+    ) -> None:
         self.topic = topic
         self.frame_id = frame_id
         self.message_ids = message_ids
@@ -176,7 +176,7 @@ class RecordPayload:
         frame_id: FrameId,
         message_id: str,
         flag: int,
-    ) -> None:  # noqa: PLR0913 - a record
+    ) -> None:
         self.topic = topic
         self.frame_id = frame_id
         self.message_ids: Sequence[str] = (message_id,)
@@ -272,7 +272,7 @@ def frame_stored_at(answer: Command) -> tuple[int, int]:
     return offset, log_offset
 
 
-def encode_records(  # noqa: PLR0913 - everything that a frame is
+def encode_records(
     identity: ProducerIdentity,
     queue: MessageQueue,
     bodies: Sequence[bytes],

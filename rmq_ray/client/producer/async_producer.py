@@ -251,7 +251,7 @@ class AsyncProducer(ProducerBase):
             parts, target, queue is not None, left_ms, timeout_ms, self._steps
         )
 
-    async def send_arrow(  # noqa: PLR0913 - the public signature
+    async def send_arrow(
         self,
         topic: str,
         data: object,

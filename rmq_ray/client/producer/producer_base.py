@@ -28,7 +28,7 @@ from rmq_ray.protocol.validators import check_group
 class ProducerBase:
     """See ``Producer`` for the settings."""
 
-    def __init__(  # noqa: PLR0913 - the settings of the outermost class
+    def __init__(
         self,
         group: str | None = None,
         *,

@@ -292,7 +292,7 @@ def request_of(
     )
 
 
-def ask(  # noqa: PLR0913 - a call
+def ask(
     core: ProducerCore,
     steps: SendSteps | None,
     topic_or_message: str | Message,

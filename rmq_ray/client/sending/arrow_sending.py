@@ -326,7 +326,7 @@ async def send_table(
     )
 
 
-async def _one_by_one(  # noqa: PLR0913 - a call
+async def _one_by_one(
     core: ProducerCore,
     sender: LoopSender,
     steps: SendSteps,

@@ -66,7 +66,7 @@ class AsyncSend:
         "window_of",
     )
 
-    def __init__(  # noqa: PLR0913 - a unit
+    def __init__(
         self,
         outcome: BatchOutcome,
         prepare: Callable[[bool], InFlightSend],
@@ -224,7 +224,7 @@ class AsyncSender:
                 self._over(send, flight)
         except SendError as error:
             self._finish(send, error)
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             log.exception("a batch for %s could not be sent", queue)
             self._finish(send, SendError(f"a batch for {queue} could not be sent: {error!r}"))
         except BaseException:
@@ -303,7 +303,7 @@ class AsyncSender:
             split.ended(error)
             self._release_frame(send)
             told = split.begin()
-        except Exception as failure:  # noqa: BLE001
+        except Exception as failure:
             queue = send.outcome.queue
             log.exception("a refused batch for %s could not be taken apart", queue)
             said = f"a refused batch for {queue} could not be taken apart: {failure!r}"

@@ -109,7 +109,7 @@ class Accumulator:
         window: InFlightWindow,
         worker: Timers,
         find_queues: FindQueues,
-    ) -> None:  # noqa: PLR0913 - its neighbours
+    ) -> None:
         self._engine = engine
         self._config: ProducerConfig = engine.config
         self._bytes_max, self._messages_max = (
@@ -292,7 +292,7 @@ class Accumulator:
         parts: FrameParts,
         outcome: BatchOutcome,
         wait_ms: float,
-    ) -> InFlightSend:  # noqa: PLR0913 - a frame
+    ) -> InFlightSend:
         """A frame of the batch with these messages; its time is the batch's."""
         bodies, texts, flags = parts
         payload = encode_records(

@@ -210,7 +210,7 @@ class LoopGroups(Generic[G, Item, Result]):
             outcome = await self._ship(group)
         except RmqError as error:
             outcome = error
-        except Exception as error:  # noqa: BLE001 - every caller must get an end
+        except Exception as error:  # every caller must get an end
             log.exception("a frame for %s could not be sent", group.key)
             outcome = SendError(f"a frame for {group.key} could not be sent: {error!r}", group.key)
         group.end(outcome)
@@ -418,7 +418,7 @@ class LoopSender:
         finally:
             self._core.identity.release(payload.frame_id)
 
-    async def send_frames(  # noqa: PLR0913 - a batch
+    async def send_frames(
         self,
         frames: Sequence[FrameParts],
         queue: MessageQueue,

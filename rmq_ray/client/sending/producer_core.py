@@ -224,7 +224,7 @@ class ProducerCore:
         texts: Sequence[str],
         flags: Sequence[int] | None,
         timeout_ms: float,
-    ) -> SendResult:  # noqa: PLR0913 - a frame
+    ) -> SendResult:
         """Ordinary messages of one queue as one frame, waited for."""
         started_ms = self.clock.monotonic_ms()
         payload = encode_records(
@@ -338,7 +338,7 @@ class ProducerCore:
         pinned: bool,
         timeout_ms: float,
         started_ms: float,
-    ) -> SendResult:  # noqa: PLR0913 - a send
+    ) -> SendResult:
         try:
             return self.engine.send(payload, queue, pinned, timeout_ms, started_ms)
         finally:

@@ -221,7 +221,7 @@ class SendEngine:
         started_ms: float,
         *,
         codes_retried: bool = True,
-    ) -> InFlightSend:  # noqa: PLR0913 - a send
+    ) -> InFlightSend:
         """A payload whose time began to run then (monotonic). ``pinned``: it must go to ``queue``.
         ``codes_retried``: False where refusals are handed to the caller, as ``send_async`` does.
         """
@@ -243,7 +243,7 @@ class SendEngine:
         pinned: bool,
         timeout_ms: float,
         started_ms: float,
-    ) -> SendResult:  # noqa: PLR0913 - a send
+    ) -> SendResult:
         """Send and wait until ``timeout_ms`` after ``started_ms`` (monotonic). Raises
         ``SendError``: definite, or ``SendUnknown`` / ``SendTimeout``.
         """

@@ -222,7 +222,7 @@ class SendSteps:
 
     def _context(
         self, topic: str, mode: str, bodies: Sequence[bytes], text: str, queue: MessageQueue | None
-    ) -> SendContext:  # noqa: PLR0913 - a call
+    ) -> SendContext:
         return SendContext(
             self._group,
             topic,
@@ -307,7 +307,7 @@ def _with(text: str, ctx: SendContext) -> str:
 def _call(hook: SendHook, method: str, ctx: SendContext) -> bool:
     try:
         getattr(hook, method)(ctx)
-    except Exception:  # noqa: BLE001 - what watches a send must not break it
+    except Exception:  # what watches a send must not break it
         log.warning("%s.%s failed; the send goes on", type(hook).__name__, method, exc_info=True)
         return False
     return True
@@ -316,7 +316,7 @@ def _call(hook: SendHook, method: str, ctx: SendContext) -> bool:
 # --- frames of one batch ---
 
 
-def send_frames(  # noqa: PLR0913 - a batch
+def send_frames(
     core: ProducerCore,
     steps: SendSteps | None,
     topic: str,

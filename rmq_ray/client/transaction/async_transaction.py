@@ -299,7 +299,7 @@ async def run_in_transaction(
     listener: TransactionListener,
     arg: Any,
     timeout_ms: float,
-) -> TransactionSendResult:  # noqa: PLR0913 - a call
+) -> TransactionSendResult:
     """See ``AsyncProducer.send_in_transaction``."""
     half = await halves.send(half_message, None, timeout_ms)
     state, error = ROLLBACK, None

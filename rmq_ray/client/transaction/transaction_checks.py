@@ -175,7 +175,7 @@ class TransactionChecks:
             return LocalTransactionState.UNKNOWN, "this member of the group has no checker"
         try:
             said = self.checker(message)
-        except Exception as error:  # noqa: BLE001 - the user's code; the broker asks again
+        except Exception as error:  # the user's code; the broker asks again
             log.exception(
                 "the checker of group %s failed on transaction %s, which stays open",
                 self._group,

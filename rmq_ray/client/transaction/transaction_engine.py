@@ -336,7 +336,7 @@ class EndAttempts:
     broker is told.
     """
 
-    def __init__(  # noqa: PLR0913 - an end
+    def __init__(
         self,
         engine: TransactionEngine,
         core: ProducerCore,

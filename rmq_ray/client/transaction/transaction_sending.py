@@ -175,7 +175,7 @@ class HalfSending:
     def _again(self, message: SendRequest, queue: MessageQueue, began_ms: float) -> SendResult:
         return self._alone(message, queue, False, self._timeout_ms, began_ms, None)
 
-    def _alone(  # noqa: PLR0913 - a send
+    def _alone(
         self,
         message: SendRequest,
         queue: MessageQueue,
