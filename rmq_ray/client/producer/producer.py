@@ -146,8 +146,7 @@ class Producer(ProducerBase):
         deliver_at: datetime | None = None,
         timeout: float | None = None,
     ) -> SendResult:
-        """Send one message and wait until the broker has it; one round trip, written by the calling
-        thread.
+        """Send one message, written by the calling thread, and wait until the broker has it.
 
         ``queue``, ``selector(queues, message, arg)`` (see ``client.outgoing.selectors``) or
         ``message_group``: where it must go; messages of one group, or that selectors sent to one
@@ -166,11 +165,8 @@ class Producer(ProducerBase):
         )
         plain = unplaced and untimed and type(body) is bytes and 0 < len(body) < self._plain_below
         topic = topic_or_message if plain and type(topic_or_message) is str else None
-        if (
-            topic is not None
-            and body is not None
-            and (topic in self._plain_topics or self._is_plain(topic))
-        ):
+        known = topic is not None and (topic in self._plain_topics or self._is_plain(topic))
+        if known and topic is not None and body is not None:
             text = (
                 ""
                 if tag is None and keys is NO_KEYS and properties is None
