@@ -129,8 +129,8 @@ class ConsumerSettings:
 def push_settings(
     group: str, config: ConsumerConfig | None, options: Mapping[str, Any]
 ) -> ConsumerSettings:
-    """``config`` with a push consumer's options put over it. ``ConfigError`` for unknown and illegal
-    ones; ``ClientError`` for the group's name.
+    """``config`` with a push consumer's options put over it. ``ConfigError`` for unknown and
+    illegal ones; ``ClientError`` for the group's name.
     """
     check_group(group)
     _check_names("PushConsumer", PushOptions, options)
@@ -312,9 +312,8 @@ def as_ms(moment: object) -> int:
     """A datetime, or ms since 1970, as ms. ``ConfigError`` for anything else."""
     found = moment
     if isinstance(moment, datetime):
-        with contextlib.suppress(
-            OverflowError, ValueError, OSError
-        ):  # local times at the ends of the calendar
+        # local times at the ends of the calendar
+        with contextlib.suppress(OverflowError, ValueError, OSError):
             found = int(moment.timestamp() * 1000)
     if isinstance(found, int) and not isinstance(found, bool) and found >= 0:
         return found

@@ -157,8 +157,8 @@ class RemoteOffsetStore(OffsetStore):
         return answer.code == ResponseCode.SUCCESS
 
     def persist_all(self, queues: Collection[MessageQueue]) -> None:
-        """See ``OffsetStore``. Every queue, changed or not: a restarted broker may have forgotten the
-        last seconds.
+        """See ``OffsetStore``. Every queue, changed or not: a restarted broker may have forgotten
+        the last seconds.
         """
         kept = frozenset(queues)
         with self._lock:
@@ -183,9 +183,8 @@ class RemoteOffsetStore(OffsetStore):
                 )
 
     def _ask(self, queue: MessageQueue) -> int:
-        address = self._client.reading_address(
-            queue.broker_name
-        )  # a slave's table is seconds old: messages may come again
+        # a slave's table is seconds old: messages may come again
+        address = self._client.reading_address(queue.broker_name)
         if address is None:
             return OFFSET_UNKNOWN
         header = QueryOffsetHeader(self._group, queue.topic, queue.queue_id)

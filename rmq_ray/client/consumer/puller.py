@@ -3,9 +3,11 @@
 
     pull ──(may it?)──> PULL_RECORDS ──answer, in the connection's reader thread──> page, batches
       ^       │ no: 50 ms, 1 s                     │
-      │       └─────────── later ──────────────────┤ few records: to the listener first; many: the next pull first,
-      │                                            │ so that it is under way while the listener works
+      │       └─────────── later ──────────────────┤
       └────────────────────────────────────────────┘
+
+Few records go to the listener first; of many the next pull goes out first, so that it is under way
+while the listener works.
 
 Decides when a queue is pulled and what an answer means. Does not run listeners (``submit`` hands
 batches over), choose queues (``client.consumer.rebalancer``) or bring connections back
@@ -41,9 +43,8 @@ BUSY_DELAY_MS = 20  # PULL_TIME_DELAY_MILLS_WHEN_BROKER_FLOW_CONTROL
 QUICK_ANSWER_MS = 5
 QUICK_EMPTY_MAX = 8  # a broker that does not hold pulls is asked every 50 ms, not in a tight loop
 HELD_BACK_LOG_EVERY = 1_000
-FEW_RECORDS = (
-    16  # of an answer: a message that comes alone should not wait for the next pull to be written
-)
+# of an answer: a message that comes alone should not wait for the next pull to be written
+FEW_RECORDS = 16
 FAILURE_LOG_EVERY = 60  # a minute of failures, one each second
 
 STATUS_OF_CODE: dict[int, PullStatus] = {
@@ -277,9 +278,8 @@ class Puller:
         work.failures = 0
         if status is PullStatus.OFFSET_ILLEGAL:
             with work.lock:
-                if (
-                    not self._inline
-                ):  # else no other pull may go out before the event has moved the offset
+                # inline no other pull may go out before the event has moved the offset
+                if not self._inline:
                     work.process.drop()
                     work.pulling = False
             log.warning(

@@ -1,9 +1,10 @@
 """Locks of the queues that a consumer works on in order: asked for, refreshed, given back
 (protocol-behaviour 13, 16).
 
-    rebalance: lock (41) ──> QueueLease ──every 20 s, all of a broker in one request (41)──> trusted 30 s more
-                   leave: wait for the listener ──> offset handed over ──> unlock (42) ──> another consumer's
-                   refused: its epoch is over ──> ``lost``
+    rebalance: lock (41) ──> QueueLease
+        every 20 s, all of a broker in one request (41) ──> trusted 30 s more
+        leave: wait for the listener ──> offset handed over ──> unlock (42) ──> another consumer's
+        refused: its epoch is over ──> ``lost``
 
 Decides when brokers are asked and what their answers mean. Does not decide who holds a queue (the
 broker) or what may be done without a lock (``client.consumer.assigned_queue``). Its thread does
@@ -33,9 +34,8 @@ from rmq_ray.remoting.wire.frame import Command
 
 REFRESH_FIRST_MS = 1_000
 TIMEOUT_MS = 1_000
-LEAVE_WAIT_MS = (
-    1_000  # of all queues that a rebalance gives away: then they are asked again by the next one
-)
+# of all queues that a rebalance gives away: then they are asked again by the next one
+LEAVE_WAIT_MS = 1_000
 
 log = logging.getLogger("rmq_ray.client.locks")
 

@@ -1,10 +1,13 @@
 """Takes and leaves queues as ``protocol.rebalance`` plans it, in one thread per consumer
 (protocol-behaviour 13).
 
-    wake: start, notice of a broker (40), route change, subscription change │ 20 s, or 1 s while not balanced
+    wake: start, notice of a broker (40), route change, subscription change
+          │ 20 s, or 1 s while not balanced
       └─> per topic: queues from the route cache, consumer ids from a broker, allot, plan
-            drop:  mark, hand the offset over, forget           (ordered: when the listener has ended; then unlock)
-            add:   where to begin, process queue, first pull    (ordered: lock first; what is not granted is tried again in 500 ms)
+            drop:  mark, hand the offset over, forget
+                   (ordered: when the listener has ended; then unlock)
+            add:   where to begin, process queue, first pull
+                   (ordered: lock first; what is not granted is tried again in 500 ms)
             changed: newer subscription, thresholds divided anew, heartbeat to all brokers
 
 Decides the order of these steps and whom to ask. Does not decide what is allotted (rules) and

@@ -1,10 +1,12 @@
 """Brings the connection to a lost broker back: asks it again and again, and lets the pulls go on
 the moment it answers.
 
-    broker lost ─> thread: wait 20, 40, .. 200 ms, after 10 s .. 1000 ms ─> heartbeat of this group ─ fails: wait again
-                                                            └─ answered: pull every queue of this broker
-                   master silent, a slave answers ─> pull every queue from the slave; the thread goes on asking the master, each second,
-                                                     and pulls go back to it when it answers
+    broker lost ─> thread: wait 20, 40, .. 200 ms, after 10 s .. 1000 ms
+                     └─> heartbeat of this group ─ fails: wait again
+                           └─ answered: pull every queue of this broker
+    master silent, a slave answers ─> pull every queue from the slave; the thread goes on asking
+                                      the master, each second, and pulls go back to it when it
+                                      answers
 
 The heartbeat comes first because a restarted broker remembers no consumer and would refuse the
 pulls. The address is the one that is known, or what the routes say meanwhile: a restarted broker
@@ -39,9 +41,8 @@ SOON_MS = 10_000
 WAIT_MS_SOON = 200
 WAIT_MS_MAX = 1_000
 TIMEOUT_MS = 3_000
-ROUTES_MS = (
-    1_000  # the routes are looked at again this often: the broker may come back at another address
-)
+# the routes are looked at again this often: the broker may come back at another address
+ROUTES_MS = 1_000
 GIVE_UP_MS = 600_000
 LOOKS_MIN, LOOKS_MAX = 3, 30  # at the routes, once the broker answers again
 LOOKED_AT_MAX = 100  # topics, each time; the others wait for the timer
@@ -70,9 +71,8 @@ class Reconnector:
         self._lock = threading.Lock()
         self._down: set[str] = set()
         self._asking: set[str] = set()
-        self._last: dict[
-            str, tuple[float, float]
-        ] = {}  # broker name -> (when it answered, how long was waited before)
+        # broker name -> (when it answered, how long was waited before)
+        self._last: dict[str, tuple[float, float]] = {}
         self._stop = threading.Event()
 
     def lost(self, broker_name: str) -> None:
@@ -81,9 +81,8 @@ class Reconnector:
             if self._stop.is_set() or broker_name in self._down:
                 return
             self._down.add(broker_name)
-            if (
-                broker_name in self._asking
-            ):  # its slave is lost, too: the thread that asks for the master sees it
+            if broker_name in self._asking:
+                # its slave is lost, too: the thread that asks for the master sees it
                 return
             self._asking.add(broker_name)
         threading.Thread(

@@ -137,8 +137,10 @@ def judge(answer: object, ctx: ConsumeContext, count: int) -> ConsumeVerdict:
     ``count`` messages.
 
     >>> ctx = ConsumeContext("g", MessageQueue("t", "b", 0))
-    >>> judge(None, ctx, 4).done, judge(RECONSUME_LATER, ctx, 4).done, judge(Reject, ctx, 4).delay_level
-    (4, 0, -1)
+    >>> judge(None, ctx, 4).done, judge(RECONSUME_LATER, ctx, 4).done
+    (4, 0)
+    >>> judge(Reject, ctx, 4).delay_level
+    -1
     """
     if answer is None or answer is SUCCESS:
         try:
@@ -193,8 +195,10 @@ def judge_orderly(answer: object, ctx: OrderlyContext) -> OrderlyVerdict:
     """What ``answer`` (a return value, or the exception that the listener raised) means.
 
     >>> ctx = OrderlyContext("g", MessageQueue("t", "b", 0))
-    >>> judge_orderly(None, ctx).step.name, judge_orderly(SUSPEND_CURRENT_QUEUE_A_MOMENT, ctx).step.name
-    ('COMMIT', 'SUSPEND')
+    >>> judge_orderly(None, ctx).step.name
+    'COMMIT'
+    >>> judge_orderly(SUSPEND_CURRENT_QUEUE_A_MOMENT, ctx).step.name
+    'SUSPEND'
     """
     if answer is None or answer is SUCCESS:
         return OrderlyVerdict(OrderlyStep.COMMIT if ctx.auto_commit else OrderlyStep.KEEP)

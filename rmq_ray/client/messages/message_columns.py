@@ -1,6 +1,7 @@
 """Messages of a page as Arrow columns, without an object per message (columns: ``model.arrow``).
 
-    page:  record 0 | record 1 | record 2 | ...  ──a run of records──>  store.arrow_reader  ──>  pyarrow.RecordBatch
+    page:  record 0 | record 1 | record 2 | ...
+             └─ a run of records ──> codec.arrow_reader ──> pyarrow.RecordBatch
 
 Decides which bytes of a page become rows, and what a row of a retry topic says: its topic is the
 original one, and what this client has tried again by itself counts as reconsumed. How bytes become

@@ -5,8 +5,8 @@ A page keeps the answer's bytes and, per record, where it begins and where its b
 that is computed for the whole page at once. A message is a page and a number: making one costs 0.1
 us, its body 0.2 us, its properties 1.5 us.
 
-    records:  |-- head (88 bytes, hosts of 4 bytes) --|-- body --|len|topic|len|-- properties --|  next record ...
-              at[i]                                   body_at[i]  body_end[i]                   at[i + 1]
+    |-- head (88 bytes, hosts of 4 bytes) --|-- body --|len|topic|len|-- properties --|  next ...
+    at[i]                                   body_at[i] body_end[i]                    at[i + 1]
 
 Decides how a stored record looks to a listener: the topic of a retried message is the original one,
 frame marks are hidden, compressed bodies are inflated. Does not filter and does not know offsets

@@ -1,8 +1,10 @@
 """Tells brokers what became of received messages: at once and answered, or gathered and soon
 (protocol-behaviour 26).
 
-    settle ─────────> one request for each broker ── no answer: 20, 40, .. 200 ms, again ──> answered, or ``timeout_ms`` is over
-    settle_later ──> gathered ── 5 ms, or 1,000 leases ──> the same, in the timer's thread, or the caller's
+    settle ──> one request for each broker ── no answer: 20, 40, .. 200 ms, again
+                   └─> answered, or ``timeout_ms`` is over
+    settle_later ──> gathered ── 5 ms, or 1,000 leases
+                   └─> the same, in the timer's thread, or the caller's
 
 Decides when a request is repeated (always safe: brokers answer a repeat as the first time) and
 which errors users see. Does not decide what is stale: the broker does.

@@ -2,7 +2,8 @@
 (protocol-behaviour 26).
 
     one broker        a pop that the broker holds until there is something
-    several           a pop at each in turn; nothing anywhere: "tell me when" at each, a pop where the first one says so
+    several           a pop at each in turn; nothing anywhere: "tell me when" at each,
+                      a pop where the first one says so
 
 Decides what an answer's code means. Invariants: at most one "tell me
 when" is out at a broker; it takes nothing, so that no message waits for a worker who has gone. Each

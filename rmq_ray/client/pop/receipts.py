@@ -1,9 +1,11 @@
 """Messages that a simple consumer took for a time, and the receipt that each of them is.
 
-    ReceivedMessage ── part of ──> ClientLease (one pop from one queue) ── settled through ──> Settler
+    ReceivedMessage ── part of ──> ClientLease (one pop from one queue)
+                                        └─ settled through ──> Settler
 
-Decides what a user may do with a message in which order. Does not talk to brokers (``client.pop.ack_sender``
-does) and knows no deadline better than the broker: a receipt is stale when the broker says so.
+Decides what a user may do with a message in which order. Does not talk to brokers
+(``client.pop.ack_sender`` does) and knows no deadline better than the broker: a receipt is stale
+when the broker says so.
 
 Invariant: settling twice in the same way is allowed and the second time is free; a message that was
 given back is not acknowledged.

@@ -46,9 +46,8 @@ CLOSE_TIMEOUT_MS = 30_000
 MESSAGES_MAX = 1_024
 PAGE_BYTES = 1 << 20
 HOLD_MS = 30_000  # one request waits this long at a broker at most
-ONE_FAILED_MS = (
-    1_000  # the others are waited for this long, then a broker that failed is asked again
-)
+# the others are waited for this long, then a broker that failed is asked again
+ONE_FAILED_MS = 1_000
 FIRST_PAUSE_MS, PAUSE_MS_MAX = 20.0, 200.0
 STALE_TRIES = 5  # heartbeats in a row that a broker forgot
 STARTS = {

@@ -2,12 +2,12 @@
 (protocol-behaviour 24).
 
     Puller ── batches ──> [a page of queue 0 | a page of queue 2 | ...] ── take(max) ──> PulledBatch
-                                                                              └─> process queues: these are finished
+                                                        process queues: these are finished <──┘
 
 Decides what a poll gets: what came first, cut at ``max`` messages; nothing of paused queues;
 nothing of queues that were given up or sought elsewhere. Does not pull; whoever takes asks the
-puller to go on. ``PrefetchLimits`` is the flow control: the limits of a queue, and those of all queues
-together.
+puller to go on. ``PrefetchLimits`` is the flow control: the limits of a queue, and those of all
+queues together.
 
 Invariants: messages of one queue leave in the order of their offsets, each once. A queue's process
 queue holds exactly its batches here, so its commit offset is the queue's position. Locks: this one,

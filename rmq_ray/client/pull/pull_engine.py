@@ -2,8 +2,9 @@
 buffer in place of a listener.
 
     assign ──> offsets are looked up beside ──┐
-    subscribe ──> Rebalancer ── takes, leaves ┴─> AssignedQueues ──> Puller ── batches ──> PrefetchBuffer ──> poll
-                                                       commit ──> CommittedOffsets ──> brokers
+    subscribe ──> Rebalancer ── takes, leaves ┴─> AssignedQueues
+                        Puller ── batches ──> PrefetchBuffer ──> poll
+                        commit ──> CommittedOffsets ──> brokers
 
 Decides what assigning, seeking, pausing and a moved offset do to a queue: it becomes another
 ``AssignedQueue``, so that an answer under way to the old one is thrown away. Does not check

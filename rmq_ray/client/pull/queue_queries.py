@@ -1,13 +1,15 @@
 """Questions to brokers about single queues: bounds, offsets by time, committed offsets, and one
 pull (protocol-behaviour 10, 18, 24).
 
-    pull(queue, subscription, offset, ...) ──PULL_RECORDS, filter inline──> PullResult(status, next_offset, bounds, messages)
+    pull(queue, subscription, ...) ──PULL_RECORDS, filter inline──> PullResult
 
-    broker's answer                     PullStatus        next_offset
-    0 SUCCESS                           FOUND             behind what was looked at; messages by the exact tag
-    20 PULL_RETRY_IMMEDIATELY           NO_MATCHED_MSG    behind what was looked at
-    19 PULL_NOT_FOUND                   NO_NEW_MSG        the same, or the next file's first where the index has a hole
-    21 PULL_OFFSET_MOVED                OFFSET_ILLEGAL    where the queue can be read: smallest or greatest offset, or 0
+    broker's answer            PullStatus       next_offset
+    0 SUCCESS                  FOUND            behind what was looked at; messages by the exact tag
+    20 PULL_RETRY_IMMEDIATELY  NO_MATCHED_MSG   behind what was looked at
+    19 PULL_NOT_FOUND          NO_NEW_MSG       the same, or the next file's first where the index
+                                                has a hole
+    21 PULL_OFFSET_MOVED       OFFSET_ILLEGAL   where the queue can be read: smallest or greatest
+                                                offset, or 0
 
 Decides which error a refusal is. Keeps nothing. Called by ``client.pull.pull_consumer`` in its
 callers' threads: every method waits for a broker.

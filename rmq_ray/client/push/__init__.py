@@ -1,5 +1,5 @@
 """The push consumer: listeners, threads, retries, order.
 
-Decides what a listener's return value or exception means. Open first: ``push_consumer.py``, then
+Decides what follows from a listener's answer. Open first: ``push_consumer.py``, then
 ``consume_concurrently.py``.
 """

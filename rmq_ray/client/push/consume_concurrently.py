@@ -1,9 +1,10 @@
 """Concurrent consumption: threads that hand batches to the listener and settle what it answers
 (protocol-behaviour 15).
 
-    ready queue ─> thread ─> listener ─> judge ─┬─ done ───────────────> finish: commit offset = smallest unfinished
-                                                └─ failed ─ send back ─┬─ taken by a broker, or dropped ─> finish
-                                                                       └─ no ─> kept, again in 5 s, reconsume times + 1
+    ready queue ─> thread ─> listener ─> judge
+        ├─ done ────> finish: commit offset = smallest unfinished
+        └─ failed ──> send back ─┬─ taken by a broker, or dropped ─> finish
+                                 └─ no ─> kept, again in 5 s, reconsume times + 1
 
 Decides the settlement of results. Does not pull, and does not decide what an answer of the listener
 means (``listener.judge``).
@@ -34,9 +35,8 @@ from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.client.push.consuming_threads import ConsumingThreads
 from rmq_ray.client.push.send_back import FailedDiscarder, RetrySender
 
-OVERDUE_DELAY_LEVEL = (
-    3  # level of a message whose listener takes longer than consume_timeout_minutes
-)
+# level of a message whose listener takes longer than consume_timeout_minutes
+OVERDUE_DELAY_LEVEL = 3
 
 log = logging.getLogger("rmq_ray.client.consume")
 

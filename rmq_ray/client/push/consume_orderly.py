@@ -1,10 +1,14 @@
 """Ordered consumption: each queue is worked on by one thread at a time, message after message
 (protocol-behaviour 16).
 
-    pulled ─> queue is not busy? ─> ready ─> thread ─> lock held? ─> next batch ─> listener ─> judge ─┬─ done ────> commit, next batch
-                                      ^          │ no                                                 ├─ again ───> counted, pause
-                                      │          └─ refresh it, 10 ms or 3 s ─┐                       └─ too often ─> dead letter, next batch
-                                      └──── later: pause, 60 s are over ──────┴────────────────────────────┘
+    pulled ─> queue is not busy? ─> ready ─> thread ─> lock held? ─> next batch ─> listener ─> judge
+                                      ^                   │ no
+                                      │                   └─ refresh it, 10 ms or 3 s ─┐
+                                      └──── later: pause, 60 s are over ───────────────┘
+
+    judge ─┬─ done ──────> commit, next batch
+           ├─ again ─────> counted, pause, later
+           └─ too often ─> dead letter, next batch
 
 Decides when a queue's next messages are handed out and what becomes of the result. Does not decide
 what an answer of the listener means (``client.messages.listener``) or who holds the queue

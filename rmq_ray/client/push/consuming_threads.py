@@ -164,9 +164,8 @@ class ReadyQueue(Generic[T]):
     def _wake(self) -> None:
         try:
             sleeper = self._asleep.pop()
-        except (
-            IndexError
-        ):  # somebody else has just woken the last one: it looks, as does whoever falls asleep
+        except IndexError:
+            # somebody else has just woken the last one: it looks, as does whoever falls asleep
             return
         self._waking = True
         sleeper.release()
@@ -182,15 +181,13 @@ class ReadyQueue(Generic[T]):
         if self._items or not (in_time := me.acquire(timeout=timeout)):
             try:
                 self._asleep.remove(me)
-                self._waking = (
-                    self._waking and in_time
-                )  # for so long nobody wakes: it was said after the one to be woken had given up
+                # for so long nobody wakes: it was said after the one to be woken had given up
+                self._waking = self._waking and in_time
                 return in_time or bool(self._items)
             except ValueError:  # somebody has it in hand and is about to release it
                 if not me.acquire(timeout=HAND_OVER_S):
-                    self._mine.sleeper = (
-                        None  # never again: a late release must not wake another sleep
-                    )
+                    # never again: a late release must not wake another sleep
+                    self._mine.sleeper = None
         self._waking = False
         return True
 

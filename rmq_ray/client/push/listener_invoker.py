@@ -159,14 +159,12 @@ class LoopListener:
         asyncio.set_event_loop(loop)
         try:
             while not self._ending:
-                with contextlib.suppress(
-                    SystemExit, KeyboardInterrupt
-                ):  # asyncio raises them here, too; the task of the call has them
+                # asyncio raises them here, too; the task of the call has them
+                with contextlib.suppress(SystemExit, KeyboardInterrupt):
                     loop.run_forever()
+            # calls that ended in the last turn tell it in the next one
             with contextlib.suppress(SystemExit, KeyboardInterrupt):
-                loop.run_until_complete(
-                    asyncio.sleep(0)
-                )  # calls that ended in the last turn tell it in the next one
+                loop.run_until_complete(asyncio.sleep(0))
             left = asyncio.all_tasks(loop)
             for task in left:
                 task.cancel()

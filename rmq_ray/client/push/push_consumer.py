@@ -45,9 +45,9 @@ class PushConsumer(GroupConsumer[PushEngine]):
     ``start`` and ``stop``.
 
     ``listener(messages, ctx)`` is called by ``concurrency`` threads; see
-    ``rmq_ray.client.messages.listener`` for what it may return. ``subscriptions``: topic -> ``"*"``,
-    ``"tag || tag"`` or ``rmq_ray.sql("amount > 100")``. ``config`` has the rarer settings; options
-    are put over it. Raises ``ConfigError`` or ``ClientError`` for wrong arguments.
+    ``rmq_ray.client.messages.listener`` for what it may return. ``subscriptions``: topic ->
+    ``"*"``, ``"tag || tag"`` or ``rmq_ray.sql("amount > 100")``. ``config`` has the rarer settings;
+    options are put over it. Raises ``ConfigError`` or ``ClientError`` for wrong arguments.
     """
 
     def __init__(

@@ -1,8 +1,10 @@
 """A message that the listener could not process goes back to its broker (protocol-behaviour 15,
 17).
 
-    CONSUMER_SEND_MSG_BACK (36) to the broker that stores it      the broker copies it by its log offset; many in one request (BUNDLE 20060)
-      └─ refused or unreachable: SEND_MESSAGE_V2 (310) into %RETRY%group, on any broker that has the topic
+    CONSUMER_SEND_MSG_BACK (36) to the broker that stores it
+      │     the broker copies it by its log offset; many in one request (BUNDLE 20060)
+      └─ refused or unreachable: SEND_MESSAGE_V2 (310) into %RETRY%group, on any broker that has
+            the topic
 
 Decides which of the two ways is taken and what the copy of the second one carries. The broker
 decides delay and dead letter: both ways tell it how often the message failed and how often it may.
@@ -167,15 +169,10 @@ class RetrySender:
         )
 
     def _copy(self, message: MessageExt, queue: MessageQueue, delay_level: int) -> Command:
-        failed, limit = (
-            message.reconsume_times + 1,
-            min(self._retries_max + 1, INT32_MAX),
-        )  # of this count the broker allows fewer than that
+        # of this count the broker allows fewer than that, and makes a dead letter of all others
+        failed, limit = message.reconsume_times + 1, min(self._retries_max + 1, INT32_MAX)
         if delay_level == DEAD_LETTER_LEVEL:
-            failed, limit = (
-                max(failed, self._retries_max),
-                self._retries_max,
-            )  # and makes a dead letter of all others
+            failed, limit = max(failed, self._retries_max), self._retries_max
         properties = dict(message.all_properties)
         for name in (
             MIN_OFFSET,
