@@ -26,9 +26,9 @@ from typing import Any
 
 from benchmarks.report import Figure, Report, percentiles
 from rmq_ray.clock import SYSTEM_CLOCK
-from rmq_ray.server.pull.hold_link import Hold, HoldLink
+from rmq_ray.server.pull.hold_link import HoldLink
 from rmq_ray.server.pull.hold_service import HoldService
-from rmq_ray.server.pull.local_hold import LocalHold
+from rmq_ray.server.pull.parked_pulls import Hold, LocalHold
 
 FRAME = struct.Struct(">cI")  # what, queue id
 PULL, SEND, ECHO = b"p", b"s", b"e"

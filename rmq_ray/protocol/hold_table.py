@@ -2,8 +2,8 @@
 
 Decides: whether a pull that found nothing waits or wakes at once, which pulls an arrival wakes,
 which have waited long enough. Does not decide: what a woken pull answers (the broker runs it
-again), how events travel. Called by ``server.pull.hold_service`` (own process) and by
-``server.pull.local_hold`` (inside the broker); not safe for threads.
+again), how events travel. The one table of parked pulls: a broker has it in its own process, and
+where it has a hold service, the service has the same one. Not safe for threads.
 
     park ──(behind the greatest offset heard of)──────────────> wake
       └──> parked ──(arrival beyond from_offset, a tag code that matches)──> wake
@@ -36,8 +36,10 @@ Queue = tuple[str, int]
 HEAP_SLACK = 64  # stale deadlines that are not worth a rebuild
 
 
-@dataclass(slots=True)
-class _Pull:
+@dataclass(frozen=True, slots=True)
+class HeldPull:
+    """One parked pull: what it waits for, and until when."""
+
     queue: Queue
     from_offset: int
     deadline_ms: float
@@ -47,7 +49,9 @@ class _Pull:
 @dataclass(slots=True)
 class _QueueState:
     max_offset: int
-    tokens: dict[int, _Pull] = field(default_factory=dict)
+    tokens: dict[int, HeldPull] = field(default_factory=dict)
+    filtered: int = 0
+    """Those of them that have tag codes."""
 
 
 class HoldTable:
@@ -57,7 +61,7 @@ class HoldTable:
 
     def __init__(self, parked_max: int = 100_000) -> None:
         self._parked_max = parked_max
-        self._pulls: dict[int, _Pull] = {}
+        self._pulls: dict[int, HeldPull] = {}
         self._queues: dict[Queue, _QueueState] = {}
         self._deadlines: list[tuple[float, int]] = []
 
@@ -73,9 +77,23 @@ class HoldTable:
         """Those queues."""
         return list(self._queues)
 
-    def has_parked(self, queue: Queue) -> bool:
-        """Whether an arrival for the queue could wake anybody."""
-        return queue in self._queues
+    def parked_on(self, queue: Queue) -> int:
+        """How many pulls an arrival for the queue could wake."""
+        state = self._queues.get(queue)
+        return 0 if state is None else len(state.tokens)
+
+    def has_filters(self, queue: Queue) -> bool:
+        """Whether tag codes decide about any pull of the queue."""
+        state = self._queues.get(queue)
+        return state is not None and state.filtered > 0
+
+    def tokens(self) -> list[int]:
+        """All parked pulls, in the order in which they were parked."""
+        return list(self._pulls)
+
+    def find(self, token: int) -> HeldPull | None:
+        """A parked pull; None when it was woken or forgotten."""
+        return self._pulls.get(token)
 
     def park(
         self,
@@ -109,7 +127,8 @@ class HoldTable:
             return [token]
         if state is None:
             state = self._queues[queue] = _QueueState(heard)
-        self._pulls[token] = state.tokens[token] = _Pull(queue, from_offset, deadline_ms, codes)
+        self._pulls[token] = state.tokens[token] = HeldPull(queue, from_offset, deadline_ms, codes)
+        state.filtered += codes is not None
         heapq.heappush(self._deadlines, (deadline_ms, token))
         return []
 
@@ -179,10 +198,11 @@ class HoldTable:
         self._drop_stale_deadlines()
         return tokens
 
-    def _remove(self, token: int, pull: _Pull) -> None:
+    def _remove(self, token: int, pull: HeldPull) -> None:
         del self._pulls[token]
         state = self._queues[pull.queue]
         del state.tokens[token]
+        state.filtered -= pull.codes is not None
         if not state.tokens:
             del self._queues[pull.queue]
 

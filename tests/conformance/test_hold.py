@@ -23,9 +23,9 @@ import pytest
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import BrokerConfig, StoreConfig
 from rmq_ray.errors import ConfigError, TooManyRequests
-from rmq_ray.server.pull.hold_link import Hold, HoldLink
+from rmq_ray.server.pull.hold_link import HoldLink
 from rmq_ray.server.pull.hold_service import HoldService
-from rmq_ray.server.pull.local_hold import LocalHold
+from rmq_ray.server.pull.parked_pulls import Hold, LocalHold
 from tests.support.faults.stopwatch import Stopwatch
 
 PAID, REFUND = 2598919, 77
@@ -283,6 +283,21 @@ def test_while_the_service_is_dead_arrivals_wake_from_the_brokers_own_knowledge(
             assert broker.woken == []
             await expect_soon(lambda: broker.woken == [1])
             assert held.parked == 1
+
+    run(scenario())
+
+
+def test_a_dead_service_leaves_deadlines_to_whoever_asks_for_what_is_overdue(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        broker = Broker()
+        async with link(str(tmp_path / "nobody.sock"), broker) as held:
+            held.park(1, "orders", 0, 5, soon(-2_000), None)
+            held.park(2, "orders", 1, 5, soon(), None)
+            assert held.overdue(10_000) == []
+            assert held.overdue(1_000) == [1] and held.overdue(1_000) == []
+            assert held.parked == 1 and broker.woken == []
 
     run(scenario())
 

@@ -38,8 +38,8 @@ from rmq_ray.server.broker.role_transition import BrokerRoleTransition, end_core
 from rmq_ray.server.core.broker_core import TICK_MS, BrokerCore
 from rmq_ray.server.core.broker_roles import answer_wait_ms
 from rmq_ray.server.core.drain import wind_down
-from rmq_ray.server.pull.hold_link import Hold, HoldLink, OnWake
-from rmq_ray.server.pull.local_hold import LocalHold
+from rmq_ray.server.pull.hold_link import HoldLink
+from rmq_ray.server.pull.parked_pulls import Hold, LocalHold, OnWake
 from rmq_ray.server.replication.leadership import NO_ID, Leadership
 from rmq_ray.server.slave.replica import Replica
 

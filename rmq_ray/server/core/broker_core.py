@@ -50,14 +50,14 @@ from rmq_ray.server.groups.group_handlers import GroupHandlers
 from rmq_ray.server.groups.lock_handlers import LockHandlers
 from rmq_ray.server.groups.membership import Membership
 from rmq_ray.server.pop.pop_service import PopService
-from rmq_ray.server.pull.hold_link import Hold, OnWake
+from rmq_ray.server.pull.parked_pulls import Hold, OnWake
 from rmq_ray.server.pull.pull_handlers import PullHandlers
 from rmq_ray.server.replication.leadership import Leadership
 from rmq_ray.server.replication.leadership_gate import LeadershipGate
 from rmq_ray.server.replication.replication import Replication
-from rmq_ray.server.send.acknowledgements import Acknowledgements
 from rmq_ray.server.send.message_writer import MessageWriter
 from rmq_ray.server.send.send_hooks import hooked
+from rmq_ray.server.send.send_path import Acknowledgements
 from rmq_ray.server.slave.replica import FollowerParts
 from rmq_ray.server.tables.broker_tables import BrokerTables, LoadedTables
 from rmq_ray.server.transaction.transaction_handlers import TransactionAsker
@@ -395,7 +395,7 @@ class BrokerCore:
     def _often(self) -> None:
         store = self.keeper.store
         self.acks.expire(self.clock.monotonic_ms(), 0 if store is None else store.durable_offset)
-        self.pulls.parked.tick(self.clock.now_ms())
+        self.pulls.parked.tick()
         self.replication.tick()
         if self.identity.is_slave:  # everything below writes
             return

@@ -20,18 +20,15 @@ from rmq_ray.server.groups.lock_handlers import LockHandlers
 from rmq_ray.server.groups.offset_handlers import OffsetHandlers
 from rmq_ray.server.groups.subscription_watch import SubscriptionWatch
 from rmq_ray.server.pop.pop_service import PopService
-from rmq_ray.server.pull.hold_link import Hold, OnWake
-from rmq_ray.server.pull.moved_events import MovedEvents
+from rmq_ray.server.pull.parked_pulls import Hold, OnWake
 from rmq_ray.server.pull.pull_handlers import PullHandlers, PullTables
 from rmq_ray.server.send.bundle_handler import BundleHandler
-from rmq_ray.server.send.fast_failure import FastFailure
-from rmq_ray.server.send.records_handlers import RecordsHandlers, SendPath
+from rmq_ray.server.send.records_handlers import RecordsHandlers
 from rmq_ray.server.send.reply_handlers import ReplyHandlers
-from rmq_ray.server.send.send_back import SendBack
+from rmq_ray.server.send.send_back import SendBackHandler
 from rmq_ray.server.send.send_handlers import SendHandlers
-from rmq_ray.server.tables.topic_gate import TopicGate
-from rmq_ray.server.transaction.halves_handlers import HalvesHandlers
-from rmq_ray.server.transaction.transaction_handlers import TransactionHandlers
+from rmq_ray.server.send.send_path import FastFailure, SendPath, TopicGate
+from rmq_ray.server.transaction.transaction_handlers import HalvesHandlers, TransactionHandlers
 
 if TYPE_CHECKING:
     from rmq_ray.server.core.broker_core import BrokerCore
@@ -49,7 +46,7 @@ def make_handlers(
         keeper,
         tables.topics,
         TopicGate(identity, tables.topics, tables.groups),
-        tables.fresh,
+        tables.pending_topics,
         core.acks,
         core.counters,
         core.clock,
@@ -84,14 +81,14 @@ def make_handlers(
         core.answer,
         core.config.store_replies,
     )
-    back = SendBack(path, core.writer, tables.groups, identity, core.answer_from)
+    back = SendBackHandler(path, core.writer, tables.groups, identity, core.answer_from)
     shared = PullTables(
         identity, tables.topics, tables.groups, core.members, tables.offsets, tables.filters
     )
     core.pulls = pulls = PullHandlers(
         keeper,
         shared,
-        MovedEvents(core.writer, core.clock),
+        core.writer,
         core.counters,
         core.clock,
         core.config,

@@ -21,7 +21,7 @@ from rmq_ray.server.base.deferred_response import AnswerFrom
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.refusal import Refused
 from rmq_ray.server.delay.timer_service import TimerService
-from rmq_ray.server.send.records_handlers import SendPath
+from rmq_ray.server.send.send_path import SendPath
 from rmq_ray.store.front.message_store import MessageStore
 
 COPIES_MAX = 64

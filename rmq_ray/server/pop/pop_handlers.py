@@ -3,7 +3,7 @@ of them (protocol-behaviour 26).
 
 Decides: who may pop, from which queue first, how much, and what a pop that finds nothing is told.
 Does not decide what is free or stale (``protocol.pop``), how it is written down (``pop_ledger``),
-who waits (``pop_waiting``), what becomes of what expired (``pop_mover``).
+who waits (``pop_waiting``), what becomes of what expired (``pop_service``).
 
 A pop looks at every queue of the topic and at those of the group's retry topic, each time beginning
 with another one. Reads of what may lie on a cold disk leave the loop; meanwhile nobody else takes
@@ -20,7 +20,10 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any
 
+import numpy as np
+
 from rmq_ray.clock import Clock
+from rmq_ray.codec.record import headers
 from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import RmqError, TooManyRequests
 from rmq_ray.model.groups import ConsumeType
@@ -33,8 +36,10 @@ from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.pops import (
     INVISIBLE_MS_MAX,
     INVISIBLE_MS_MIN,
+    LeaseHead,
     PopRecords,
     Settle,
+    pack_popped,
     pack_stale,
     unpack_pop,
     unpack_settle,
@@ -47,7 +52,6 @@ from rmq_ray.server.base.offload import Offload
 from rmq_ray.server.base.refusal import Refused
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.pop.pop_ledger import PopLedger
-from rmq_ray.server.pop.pop_page import PopPage, lease_head, offsets_of, read_queue
 from rmq_ray.server.pop.pop_waiting import PopWaiting, WaitingPop, Wish
 from rmq_ray.server.pull.parked_pulls import ParkedPulls
 from rmq_ray.server.pull.pull_filters import EVERYTHING, PullFilters, Wanted
@@ -477,3 +481,66 @@ class PopHandlers:
         if store is None:
             raise self._keeper.refusal()
         return store
+
+
+class PopPage:
+    """What one pop has taken so far; ``count`` and ``size``: how much more it may take."""
+
+    def __init__(self, count: int, size: int) -> None:
+        self.count, self.size = count, size
+        self.heads: list[LeaseHead] = []
+        self.sizes: list[Any] = []
+        self.parts: list[Any] = []
+
+    def add(self, head: LeaseHead, result: GetResult) -> None:
+        """One lease and its records."""
+        self.heads.append(head)
+        self.sizes.append(result.sizes)
+        self.parts += result.parts
+        self.count -= head.records
+        self.size -= head.size
+
+    @property
+    def complete(self) -> bool:
+        """Nothing more fits in."""
+        return self.count <= 0 or self.size <= 0
+
+    def body(self) -> Any:
+        """The answer's body."""
+        return pack_popped(self.heads, self.sizes, self.parts)
+
+
+def read_queue(
+    store: MessageStore, key: Key, offset: int, count: int, size: int, wanted: Wanted
+) -> GetResult:  # noqa: PLR0913 - a read and its filter
+    """Records from queue offset ``offset`` on that the group wants; at most ``count``, and ``size``
+    bytes but for the first.
+    """
+    if wanted.matches is not None:
+        return store.get_matching(key[1], key[2], offset, count, size, wanted.matches)
+    return store.get_messages(key[1], key[2], offset, count, size, wanted.codes)
+
+
+def lease_head(key: Key, lease_id: int, deadline_ms: int, result: GetResult) -> LeaseHead:
+    """How the answer tells a lease."""
+    size = int(result.sizes.sum(dtype=np.int64))
+    return LeaseHead(
+        key[1],
+        key[2],
+        lease_id,
+        deadline_ms,
+        result.min_offset,
+        result.max_offset,
+        result.count,
+        size,
+    )
+
+
+def offsets_of(result: GetResult, first: int) -> Sequence[int]:
+    """Queue offsets of the records; a range where none was left out."""
+    if result.next_offset - first == result.count:
+        return range(first, result.next_offset)
+    raw = result.parts[0] if len(result.parts) == 1 else b"".join(result.parts)
+    starts = np.cumsum(result.sizes, dtype=np.int64) - result.sizes
+    found: list[int] = headers(raw)[starts]["queue_offset"].tolist()
+    return range(found[0], found[-1] + 1) if found[-1] - found[0] + 1 == len(found) else found

@@ -7,7 +7,7 @@ Decides: the order of these (a change that cannot be written is refused and has 
 the journal is written anew, what a restart and a cut of the log leave of it, and that a commit
 offset which somebody else moved (an administrator, a push consumer that took the group over) voids
 the leases of its queue. Does not decide who gets what (``pop_handlers``) or what expired messages
-become (``pop_mover``). Everything but ``read`` runs in the broker's loop.
+become (``pop_service``). Everything but ``read`` runs in the broker's loop.
 
 Invariants: what ``ack`` and ``change`` accepted survives the process; nothing is granted or
 accepted while the journal cannot be written.
@@ -34,7 +34,7 @@ from rmq_ray.protocol.pop import (
 )
 from rmq_ray.remoting.wire.pops import PopRecords
 from rmq_ray.server.base.offload import Offload
-from rmq_ray.server.pull.epoch_guard import cut_offset
+from rmq_ray.server.pull.pull_handlers import cut_offset
 from rmq_ray.server.tables.offset_table import Commit, OffsetTable
 from rmq_ray.store.front.message_store import MessageStore
 from rmq_ray.store.tables.pop_journal import PopHistory, PopJournal

@@ -4,7 +4,8 @@
     worker 1 ┐                    ┌ queue 0 ─ parked at the hold, once for the room
     worker 2 ├ room of (group,    ├ queue 1 ─ ...
     worker 3 ┘ topic), in turn    └ %RETRY%group, queue 0
-                    └──── woken, or messages were settled in a full queue: serve the first, then the next, until nothing is left
+                    └──── woken, or messages were settled in a full queue: serve the first, then
+                          the next, until nothing is left
 
 Decides: whose turn it is, and that every waiting pop is answered, by its deadline at the latest.
 Which arrival wakes a room is the hold's. Called by ``pop_handlers``; ``ParkedPulls`` holds for it

@@ -1,12 +1,11 @@
 """The broker's end of the hold: parked pulls and arrivals go to the hold service, wakes come back.
 
 Decides: what is sent when, when the service counts as dead, and which pull an arrival wakes where
-few are parked. Does not decide: which pull wakes otherwise (``protocol.hold_table`` in the
-service), what it then answers. Called by the broker's pull code on the broker's event loop; never
-blocks, never waits.
+few are parked. Does not decide: whom an arrival wakes (``protocol.hold_table``, here and in the
+service alike), what a woken pull answers. Never blocks, never waits.
 
-    park ─────> kept here (to park anew after a reconnect) ──once per turn of the loop──> service
-    arrived ──> up to ``wake_here_max`` pulls are parked on the queue: woken from here, and forgotten ──> service
+    park ─────> table (to park anew after a reconnect) ──once per turn of the loop──> service
+    arrived ──> up to ``wake_here_max`` pulls are parked on the queue: woken from here ──> service
            └──> more: ──at once, behind the parks before it──> service
     on_wake <── at once ── service: fan-out, deadlines, the safety net
 
@@ -18,7 +17,7 @@ Invariants:
   checkHoldRequest).
 - A service that is dead or stopped costs little: pings go unanswered, ``alive`` turns False within
   3 s, unsent bytes are bounded. Then arrivals wake all pulls of their queue from here; deadlines
-  that nobody fires are the caller's to watch.
+  that nobody fires are found by ``overdue``.
 - ``on_wake`` is never called from within ``park``, ``forget`` or ``arrived``; a woken token is no
   longer known here.
 """
@@ -28,12 +27,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import TypeVar, cast
 
 from rmq_ray.clock import Clock
-from rmq_ray.errors import MalformedFrame, TooManyRequests
+from rmq_ray.errors import MalformedFrame
+from rmq_ray.protocol.hold_table import HoldTable, Queue
 from rmq_ray.server.pull import hold_wire as wire
+from rmq_ray.server.pull.parked_pulls import MaxOffset, OnWake
 
 log = logging.getLogger("rmq_ray.hold")
 
@@ -41,85 +41,8 @@ PING_MS = 1_000
 SILENCE_MAX_MS = 3_000  # three pings without an answer: the service hangs
 CONNECT_TIMEOUT_S = 2.0
 RECONNECT_MIN_S, RECONNECT_MAX_S = 0.02, 0.5
+T = TypeVar("T")
 EVENTS_A_SLICE = 500  # of a scan or of parking anew; the loop serves others between slices
-
-OnWake = Callable[[int], None]
-"""A parked pull must run again (once, without parking): token. On the loop; the token is no longer
-known to the hold.
-"""
-MaxOffset = Callable[[str, int], int]
-"""Greatest visible offset + 1 of (topic, queue id), 0 for an unknown queue; quick, without disk."""
-
-
-class Hold(Protocol):
-    """Where a broker keeps its parked pulls: ``HoldLink`` (own process) or ``LocalHold`` (in the
-    broker).
-
-    ``on_wake`` is never called from within these methods, always in a later turn of the loop.
-    """
-
-    @property
-    def alive(self) -> bool:
-        """False while nobody fires deadlines."""
-        ...
-
-    @property
-    def parked(self) -> int:
-        """Pulls parked now."""
-        ...
-
-    def start(self) -> None:
-        """Begin, on the running event loop."""
-        ...
-
-    async def close(self) -> None:
-        """End; parked pulls are forgotten."""
-        ...
-
-    def park(
-        self,
-        token: int,
-        topic: str,
-        queue_id: int,
-        from_offset: int,
-        deadline_ms: float,
-        codes: frozenset[int] | None,
-    ) -> None:
-        """Hold a pull that found nothing; one that is behind already is woken soon.
-
-        ``deadline_ms`` is on ``Clock.now_ms``'s scale; ``codes`` None = every tag.
-        ``TooManyRequests`` at the limit.
-        """
-        ...
-
-    def forget(self, token: int) -> None:
-        """The pull was answered or its connection closed; unknown tokens do nothing."""
-        ...
-
-    def arrived(
-        self, topic: str, queue_id: int, max_offset: int, codes: Sequence[int] | None
-    ) -> None:
-        """Messages below ``max_offset`` became visible; ``codes``: tag codes of all of them, None =
-        unknown.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Parked:
-    token: int
-    queue: tuple[str, int]
-    from_offset: int
-    deadline_ms: float  # monotonic: a wall clock that is set must not keep a pull asleep
-    codes: frozenset[int] | None
-
-    def wants(self, max_offset: int, codes: set[int] | None) -> bool:
-        """Whether messages below ``max_offset`` with these tag codes (None = unknown) are worth
-        another look.
-        """
-        return max_offset > self.from_offset and (
-            codes is None or self.codes is None or not self.codes.isdisjoint(codes)
-        )
 
 
 class HoldLink:
@@ -145,11 +68,8 @@ class HoldLink:
         self._clock = clock
         self._broker_name = broker_name
         self._scan_ms = scan_ms
-        self._parked_max = parked_max
         self._wake_here_max = wake_here_max
-        self._parked: dict[int, _Parked] = {}
-        self._queues: dict[tuple[str, int], set[int]] = {}
-        self._filtered: dict[tuple[str, int], int] = {}  # parked pulls with tag codes, per queue
+        self._table = HoldTable(parked_max)
         self._out: list[wire.Event] = []
         self._flush_due = False
         self._connection: _Connection | None = None
@@ -168,7 +88,7 @@ class HoldLink:
     @property
     def parked(self) -> int:
         """Pulls parked now."""
-        return len(self._parked)
+        return len(self._table)
 
     def start(self) -> None:
         """Begin to connect, on the running event loop."""
@@ -181,9 +101,7 @@ class HoldLink:
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        self._parked.clear()
-        self._queues.clear()
-        self._filtered.clear()
+        self._table = HoldTable(0)
 
     def park(
         self,
@@ -194,76 +112,72 @@ class HoldLink:
         deadline_ms: float,
         codes: frozenset[int] | None,
     ) -> None:
-        """See ``Hold.park``. A pull that is behind is woken once the service has seen it."""
-        if len(self._parked) >= self._parked_max and token not in self._parked:
-            raise TooManyRequests(
-                f"{len(self._parked)} pulls are parked, the limit is {self._parked_max}: "
-                f"pull again later or raise parked_pulls_max"
+        """See ``Hold.park``."""
+        now_ms, max_offset = self._clock.monotonic_ms(), int(self._max_offset(topic, queue_id))
+        deadline_ms += now_ms - self._clock.now_ms()  # a clock that is set keeps no pull asleep
+        self._wake_soon(
+            self._table.park(
+                token, (topic, queue_id), int(from_offset), deadline_ms, codes, max_offset
             )
-        self._drop(token)
-        pull = _Parked(
-            token,
-            (topic, queue_id),
-            int(from_offset),
-            self._clock.monotonic_ms() + deadline_ms - self._clock.now_ms(),
-            codes,
         )
-        self._parked[token] = pull
-        self._queues.setdefault(pull.queue, set()).add(token)
-        if codes is not None:
-            self._filtered[pull.queue] = self._filtered.get(pull.queue, 0) + 1
-        if self._connection is not None:
-            self._out.append(self._park_event(pull))
+        if self._connection is not None and self._tell_park(token, max_offset):
             self._flush_soon()
 
     def forget(self, token: int) -> None:
         """See ``Hold.forget``."""
-        if self._drop(token) and self._connection is not None:
-            self._out.append((wire.FORGET, token))
-            self._flush_soon()
+        if self._table.forget(token):
+            self._tell_forgotten((token,))
+
+    def overdue(self, late_ms: float) -> list[int]:
+        """See ``Hold.overdue``."""
+        tokens = self._table.expired(self._clock.monotonic_ms() - late_ms)
+        self._tell_forgotten(tokens)
+        return tokens
 
     def arrived(
         self, topic: str, queue_id: int, max_offset: int, codes: Sequence[int] | None
     ) -> None:
-        """See ``Hold.arrived``. Costs one look-up for a queue without parked pulls."""
-        queue = (topic, queue_id)
-        if queue not in self._queues:
+        """See ``Hold.arrived``. Costs one look-up for a queue without parked pulls.
+
+        A few pulls are woken from here: the way to the service and back would be most of what a
+        lone message takes.
+        """
+        queue, table = (topic, queue_id), self._table
+        parked = table.parked_on(queue)
+        if not parked:
             return
-        tokens = self._queues[queue]
         if not self.alive:
-            asyncio.get_running_loop().call_soon(
-                self.woken,
-                [token for token in tokens if self._parked[token].from_offset < max_offset],
-            )
+            self._wake_soon(table.arrived(queue, max_offset, None))
             return
-        if len(tokens) <= self._wake_here_max:
-            self._wake_here(tokens, max_offset, codes)
+        distinct = None if codes is None else {int(code) for code in codes}
+        if parked <= self._wake_here_max:
+            self._wake_soon(table.arrived(queue, max_offset, distinct))
             return
         wanted = None
-        if codes is not None and self._filtered.get(queue):
-            distinct = {int(code) for code in codes}
-            wanted = list(distinct) if len(distinct) <= wire.CODES_MAX else None
-        elif codes is not None:
+        if distinct is not None and not table.has_filters(queue):
             wanted = []  # nobody filters here: codes would not be read
+        elif distinct is not None and len(distinct) <= wire.CODES_MAX:
+            wanted = list(distinct)
         self._out.append((wire.ARRIVED, topic, queue_id, int(max_offset), wanted))
         self._flush()
 
-    def _wake_here(self, tokens: set[int], max_offset: int, codes: Sequence[int] | None) -> None:
-        """The rule of ``HoldTable.arrived`` for a few pulls: the way to the service and back would
-        be most of what a lone message takes.
-        """
-        distinct = None if codes is None else {int(code) for code in codes}
-        parked = self._parked
-        woken = [token for token in tokens if parked[token].wants(max_offset, distinct)]
-        if woken:
-            asyncio.get_running_loop().call_soon(self._woken_here, sorted(woken))
+    def _wake_soon(self, tokens: list[int]) -> None:
+        """Wake in a later turn of the loop; the answers leave before the service hears of it."""
+        if tokens:
+            asyncio.get_running_loop().call_soon(self._wake_here, tokens)
 
-    def _woken_here(self, tokens: list[int]) -> None:
-        forgotten = [token for token in tokens if token in self._parked]
-        self.woken(forgotten)  # the answers leave before the service hears of it
-        if self._connection is not None and forgotten:
-            self._out += [(wire.FORGET, token) for token in forgotten]
-            self._flush_soon()
+    def _wake_here(self, tokens: list[int]) -> None:
+        for token in tokens:
+            self._wake(token)
+        self._tell_forgotten(tokens)
+
+    def _wake(self, token: int) -> None:
+        try:
+            self._on_wake(token)
+        except Exception as error:  # noqa: BLE001
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": f"running held pull {token} again failed", "exception": error}
+            )
 
     # --- the connection's side ---
 
@@ -299,7 +213,7 @@ class HoldLink:
         self._out = [(wire.HELLO, wire.VERSION, self._broker_name)]
         self._flush()
         try:
-            await self._in_slices(list(self._parked), self._park_anew)
+            await self._in_slices(self._table.tokens(), self._park_anew)
             scanned_ms = self._clock.monotonic_ms()
             while not connection.lost.done():  # paced by the wait
                 now_ms = self._clock.monotonic_ms()
@@ -312,7 +226,7 @@ class HoldLink:
                 self._send_ping(connection, now_ms)
                 if now_ms - scanned_ms >= self._scan_ms:
                     scanned_ms = now_ms
-                    await self._in_slices(list(self._queues), self._send_maxima)
+                    await self._in_slices(self._table.queues(), self._send_maxima)
                 await asyncio.wait((connection.lost,), timeout=min(PING_MS, self._scan_ms) / 1000)
         finally:
             self._connection = None
@@ -320,9 +234,7 @@ class HoldLink:
             connection.close()
         return connection.welcomed
 
-    async def _in_slices(
-        self, items: Sequence[object], send: Callable[[Sequence[object]], None]
-    ) -> None:
+    async def _in_slices(self, items: list[T], send: Callable[[list[T]], None]) -> None:
         for start in range(0, len(items), EVENTS_A_SLICE):
             if self._connection is None or self._connection.lost.done():
                 return
@@ -330,25 +242,13 @@ class HoldLink:
             self._flush()
             await asyncio.sleep(0)
 
-    def _park_anew(self, tokens: Iterable[object]) -> None:
-        for token in cast(Iterable[int], tokens):
-            pull = self._parked.get(token)
-            if pull is not None:
-                self._out.append(self._park_event(pull))
+    def _park_anew(self, tokens: list[int]) -> None:
+        for token in tokens:
+            self._tell_park(token)
 
-    def _send_maxima(self, queues: Iterable[object]) -> None:
-        still_parked = [
-            queue for queue in cast(Iterable[tuple[str, int]], queues) if queue in self._queues
-        ]
-        self._out.append(
-            (
-                wire.MAXIMA,
-                [
-                    (topic, queue_id, int(self._max_offset(topic, queue_id)))
-                    for topic, queue_id in still_parked
-                ],
-            )
-        )
+    def _send_maxima(self, queues: list[Queue]) -> None:
+        maxima = [(*queue, int(self._max_offset(*queue))) for queue in queues]
+        self._out.append((wire.MAXIMA, maxima))
 
     def _send_ping(self, connection: _Connection, now_ms: float) -> None:
         connection.pinged(now_ms)
@@ -358,41 +258,28 @@ class HoldLink:
     def woken(self, tokens: Iterable[int]) -> None:
         """The service says so; tokens that were forgotten meanwhile are passed over."""
         for token in tokens:
-            if self._drop(token):
-                try:
-                    self._on_wake(token)
-                except Exception as error:  # noqa: BLE001
-                    asyncio.get_running_loop().call_exception_handler(
-                        {"message": f"running held pull {token} again failed", "exception": error}
-                    )
+            if self._table.forget(token):
+                self._wake(token)
 
-    def _park_event(self, pull: _Parked) -> wire.Event:
-        topic, queue_id = pull.queue
-        wait_ms = max(0.0, pull.deadline_ms - self._clock.monotonic_ms())
-        codes = None if pull.codes is None else list(pull.codes)
-        return (
-            wire.PARK,
-            pull.token,
-            topic,
-            queue_id,
-            pull.from_offset,
-            wait_ms,
-            int(self._max_offset(topic, queue_id)),
-            codes,
-        )
-
-    def _drop(self, token: int) -> bool:
-        pull = self._parked.pop(token, None)
+    def _tell_park(self, token: int, max_offset: int | None = None) -> bool:
+        """The event for the service; False for a pull that is not parked any more."""
+        pull = self._table.find(token)
         if pull is None:
             return False
-        tokens = self._queues[pull.queue]
-        tokens.discard(token)
-        if pull.codes is not None:
-            self._filtered[pull.queue] -= 1
-        if not tokens:
-            del self._queues[pull.queue]
-            self._filtered.pop(pull.queue, None)
+        topic, queue_id = pull.queue
+        if max_offset is None:
+            max_offset = int(self._max_offset(topic, queue_id))
+        wait_ms = max(0.0, pull.deadline_ms - self._clock.monotonic_ms())
+        codes = None if pull.codes is None else list(pull.codes)
+        self._out.append(
+            (wire.PARK, token, topic, queue_id, pull.from_offset, wait_ms, max_offset, codes)
+        )
         return True
+
+    def _tell_forgotten(self, tokens: Sequence[int]) -> None:
+        if tokens and self._connection is not None:
+            self._out += [(wire.FORGET, token) for token in tokens]
+            self._flush_soon()
 
     def _flush_soon(self) -> None:
         if not self._flush_due:

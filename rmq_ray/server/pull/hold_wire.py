@@ -9,7 +9,8 @@ when it is sent. Called by ``server.pull.hold_link`` (the broker's end) and
 
     broker -> service
       HELLO   [1, version, broker name]                first frame of a connection
-      PARK    [2, token, topic, queue id, from offset, wait ms, greatest offset now, tag codes | nil]
+      PARK    [2, token, topic, queue id, from offset, wait ms, greatest offset now,
+               tag codes | nil]
       ARRIVED [3, topic, queue id, greatest offset, tag codes | nil]
       FORGET  [4, token]
       MAXIMA  [5, [[topic, queue id, greatest offset], ...]]
@@ -38,9 +39,8 @@ VERSION = 1
 HELLO, PARK, ARRIVED, FORGET, MAXIMA, PING, WELCOME, WAKE, PONG = range(1, 10)
 
 FRAME_BYTES_MAX = 8 << 20
-EVENTS_MAX = (
-    4_096  # in one frame; senders cut their lists, and stay far below FRAME_BYTES_MAX with it
-)
+# In one frame; senders cut their lists, and stay far below FRAME_BYTES_MAX with it.
+EVENTS_MAX = 4_096
 CODES_MAX = 64  # distinct tag codes worth sending; more count as unknown, which matches every pull
 UNSENT_BYTES_MAX = 16 << 20  # an end that does not read is given up
 

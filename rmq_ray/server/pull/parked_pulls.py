@@ -1,30 +1,103 @@
-"""Pulls that found nothing and wait for a message: the broker's half of long polling
-(protocol-behaviour 11; design contract 3).
+"""Where a pull is parked that found nothing: the broker's half of long polling (protocol-behaviour
+11; design contract 3).
+
+    pull ──park──> ParkedPulls   token -> connection and request
+                       └──────> Hold: LocalHold | HoldLink ──> HoldTable   token -> queue, offset,
+    answer <──rerun── wake <─────────────────────────────────┘             deadline, tag codes
 
 Decides: who may be parked (limits), and that every parked pull is answered: when the hold wakes it,
 or by the broker itself one second after its deadline when the hold is dead or hangs. Does not
-decide which pull an arrival wakes: that is the hold's (``hold_link.Hold``).
+decide which pull an arrival wakes (``protocol.hold_table``).
 
-Invariants: a parked pull is one small entry; it goes when it is answered or its connection closes;
-it is answered at most once.
+Invariants: a parked pull is one small entry here and one in the hold's table; both go when it is
+answered or its connection closes; it is answered at most once.
 """
 
 from __future__ import annotations
 
-import heapq
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
+from rmq_ray.clock import Clock
 from rmq_ray.errors import TooManyRequests
 from rmq_ray.ports import Peer
-from rmq_ray.server.pull.hold_link import Hold, OnWake
+from rmq_ray.protocol.hold_table import HoldTable
 
 GRACE_MS = 1_000  # the broker answers this much after the deadline on its own
 PARKED_PER_PEER_MAX = 4_096
 TOKENS = "parked"
 
+
+OnWake = Callable[[int], None]
+"""A parked pull must run again (once, without parking): token. On the loop; the token is no longer
+known to the hold.
+"""
+MaxOffset = Callable[[str, int], int]
+"""Greatest visible offset + 1 of (topic, queue id), 0 for an unknown queue; quick, without disk."""
+
 R = TypeVar("R")
+
+
+class Hold(Protocol):
+    """Where a broker keeps its parked pulls: ``HoldLink`` (with a process of its own, for
+    fan-out and deadlines) or ``LocalHold`` (on the broker's loop).
+
+    ``on_wake`` is never called from within these methods, always in a later turn of the loop.
+    """
+
+    @property
+    def alive(self) -> bool:
+        """False while nobody fires deadlines."""
+        ...
+
+    @property
+    def parked(self) -> int:
+        """Pulls parked now."""
+        ...
+
+    def start(self) -> None:
+        """Begin, on the running event loop."""
+        ...
+
+    async def close(self) -> None:
+        """End; parked pulls are forgotten."""
+        ...
+
+    def park(
+        self,
+        token: int,
+        topic: str,
+        queue_id: int,
+        from_offset: int,
+        deadline_ms: float,
+        codes: frozenset[int] | None,
+    ) -> None:
+        """Hold a pull that found nothing; one that is behind already is woken soon.
+
+        ``deadline_ms`` is on ``Clock.now_ms``'s scale; ``codes`` None = every tag.
+        ``TooManyRequests`` at the limit.
+        """
+        ...
+
+    def forget(self, token: int) -> None:
+        """The pull was answered or its connection closed; unknown tokens do nothing."""
+        ...
+
+    def overdue(self, late_ms: float) -> list[int]:
+        """Pulls whose deadline was ``late_ms`` ago and that nobody woke; they are not parked any
+        more.
+        """
+        ...
+
+    def arrived(
+        self, topic: str, queue_id: int, max_offset: int, codes: Sequence[int] | None
+    ) -> None:
+        """Messages below ``max_offset`` became visible; ``codes``: tag codes of all of them, None =
+        unknown.
+        """
+        ...
 
 
 @dataclass(slots=True)
@@ -46,7 +119,6 @@ class ParkedPulls(Generic[R]):
         self._rerun = rerun
         self._parked_max = parked_max
         self._parked: dict[int, _Parked[R]] = {}
-        self._deadlines: list[tuple[int, int]] = []
         self._next_token = 0
         self.hold = make_hold(self.wake)
         self.late = 0
@@ -74,7 +146,6 @@ class ParkedPulls(Generic[R]):
         token = self._next_token
         self._parked[token] = _Parked(peer, request)
         tokens.add(token)
-        heapq.heappush(self._deadlines, (deadline_ms + GRACE_MS, token))
         try:
             self.hold.park(token, queue[0], queue[1], from_offset, deadline_ms, codes)
         except TooManyRequests:
@@ -94,16 +165,11 @@ class ParkedPulls(Generic[R]):
         if parked is not None:
             self._rerun(parked.request, parked.peer)
 
-    def tick(self, now_ms: int) -> None:
-        """Answer what the hold should have answered; ``now_ms`` is the wall clock."""
-        deadlines = self._deadlines
-        while deadlines and deadlines[0][0] <= now_ms:
-            _, token = heapq.heappop(deadlines)
-            parked = self._take(token)
-            if parked is not None:
-                self.late += 1
-                self.hold.forget(token)
-                self._rerun(parked.request, parked.peer)
+    def tick(self) -> None:
+        """Answer what the hold should have answered."""
+        for token in self.hold.overdue(GRACE_MS):
+            self.late += 1
+            self.wake(token)
 
     def closed(self, peer: Peer) -> None:
         """The connection is gone: its pulls are dropped."""
@@ -122,10 +188,128 @@ class ParkedPulls(Generic[R]):
 
     def _take(self, token: int) -> _Parked[R] | None:
         parked = self._parked.pop(token, None)
-        if parked is None:
-            return None
-        parked.peer.attributes[TOKENS].discard(token)
-        if len(self._deadlines) > 2 * len(self._parked) + 1_000:
-            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._parked]
-            heapq.heapify(self._deadlines)
+        if parked is not None:
+            parked.peer.attributes[TOKENS].discard(token)
         return parked
+
+
+class LocalHold:
+    """The hold inside the broker: the table on the broker's own loop, for brokers that run without
+    a hold service. See ``Hold``.
+    """
+
+    def __init__(
+        self,
+        on_wake: OnWake,
+        max_offset: MaxOffset,
+        clock: Clock,
+        *,
+        scan_ms: int = 5_000,
+        parked_max: int = 100_000,
+    ) -> None:
+        self._on_wake = on_wake
+        self._max_offset = max_offset
+        self._clock = clock
+        self._scan_ms = scan_ms
+        self._table = HoldTable(parked_max)
+        self._timer: asyncio.TimerHandle | None = None
+        self._scan_timer: asyncio.TimerHandle | None = None
+        self._timer_ms = 0.0
+
+    @property
+    def alive(self) -> bool:
+        """It lives as long as the broker."""
+        return True
+
+    @property
+    def parked(self) -> int:
+        """Pulls parked now."""
+        return len(self._table)
+
+    def start(self) -> None:
+        """See ``Hold.start``."""
+        if self._scan_timer is None:
+            self._scan_timer = asyncio.get_running_loop().call_later(
+                self._scan_ms / 1000, self._scan
+            )
+
+    async def close(self) -> None:
+        """See ``Hold.close``."""
+        for timer in (self._timer, self._scan_timer):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._scan_timer = None
+        self._table = HoldTable(0)
+
+    def park(
+        self,
+        token: int,
+        topic: str,
+        queue_id: int,
+        from_offset: int,
+        deadline_ms: float,
+        codes: frozenset[int] | None,
+    ) -> None:
+        """See ``Hold.park``."""
+        # A wall clock that is set must not keep a pull asleep.
+        deadline_ms += self._clock.monotonic_ms() - self._clock.now_ms()
+        self._wake(
+            self._table.park(
+                token,
+                (topic, queue_id),
+                from_offset,
+                deadline_ms,
+                codes,
+                self._max_offset(topic, queue_id),
+            )
+        )
+        self._set_timer()
+
+    def forget(self, token: int) -> None:
+        """See ``Hold.forget``."""
+        self._table.forget(token)
+
+    def overdue(self, late_ms: float) -> list[int]:
+        """See ``Hold.overdue``."""
+        return self._table.expired(self._clock.monotonic_ms() - late_ms)
+
+    def arrived(
+        self, topic: str, queue_id: int, max_offset: int, codes: Sequence[int] | None
+    ) -> None:
+        """See ``Hold.arrived``."""
+        if self._table.parked_on((topic, queue_id)):
+            self._wake(
+                self._table.arrived(
+                    (topic, queue_id),
+                    max_offset,
+                    None if codes is None else {int(code) for code in codes},
+                )
+            )
+
+    def _wake(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            asyncio.get_running_loop().call_soon(self._on_wake, token)
+
+    def _set_timer(self) -> None:
+        deadline_ms = self._table.next_deadline_ms()
+        if deadline_ms is None:
+            return
+        if self._timer is not None:
+            if self._timer_ms <= deadline_ms:
+                return
+            self._timer.cancel()
+        self._timer_ms = deadline_ms
+        self._timer = asyncio.get_running_loop().call_later(
+            max(0.0, deadline_ms - self._clock.monotonic_ms()) / 1000, self._deadline
+        )
+
+    def _deadline(self) -> None:
+        self._timer = None
+        self._wake(self._table.expired(self._clock.monotonic_ms()))
+        self._set_timer()
+
+    def _scan(self) -> None:
+        self._scan_timer = asyncio.get_running_loop().call_later(self._scan_ms / 1000, self._scan)
+        self._wake(
+            self._table.scan([(queue, self._max_offset(*queue)) for queue in self._table.queues()])
+        )

@@ -17,11 +17,13 @@ from typing import Any
 
 from rmq_ray.clock import Clock
 from rmq_ray.config import BrokerConfig
-from rmq_ray.errors import TooManyRequests
+from rmq_ray.errors import StoreError, TooManyRequests
+from rmq_ray.model.fastjson import dumps
 from rmq_ray.model.groups import TAG
 from rmq_ray.model.ids import MessageQueue
+from rmq_ray.model.message import KEYS, TAGS
 from rmq_ray.model.pulling import GetMessageStatus, PullSysFlag
-from rmq_ray.model.topics import GroupConfig, Permission
+from rmq_ray.model.topics import OFFSET_MOVED_TOPIC, GroupConfig, Permission
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.filters.filter_table import FilterTable
 from rmq_ray.protocol.pull_status import (
@@ -52,11 +54,9 @@ from rmq_ray.server.base.refusal import Refused
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.groups.group_modes import refusal_to_pull
 from rmq_ray.server.groups.membership import Membership
-from rmq_ray.server.pull.epoch_guard import cut_offset
-from rmq_ray.server.pull.hold_link import Hold, OnWake
-from rmq_ray.server.pull.moved_events import MovedEvents
-from rmq_ray.server.pull.parked_pulls import ParkedPulls
+from rmq_ray.server.pull.parked_pulls import Hold, OnWake, ParkedPulls
 from rmq_ray.server.pull.pull_filters import EVERYTHING, PullFilters, Wanted
+from rmq_ray.server.send.message_writer import MessageWriter
 from rmq_ray.server.tables.group_table import GroupTable
 from rmq_ray.server.tables.offset_table import OffsetTable
 from rmq_ray.server.tables.topic_table import TopicTable
@@ -65,9 +65,9 @@ from rmq_ray.store.reading.log_reader import GetResult
 
 FOREIGN_RECORDS_MAX = 32
 FOREIGN_BYTES_MAX = 256 << 10
-SCAN_BYTES_MAX = (
-    1 << 20
-)  # pages of 4 MB double the p99 of the sends beside them (a page holds the loop's interpreter while its records are checked)
+# Pages of 4 MB double the p99 of the sends beside them: a page holds the loop's interpreter while its
+# records are checked.
+SCAN_BYTES_MAX = 1 << 20
 SUSPEND_MS_MAX = 120_000
 COMMIT, SUSPEND, INLINE = (
     int(PullSysFlag.COMMIT_OFFSET),
@@ -76,6 +76,8 @@ COMMIT, SUSPEND, INLINE = (
 )
 
 READ = int(Permission.READ)
+PAUSE_MS = 1_000  # between two events of one group and queue
+REMEMBERED_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +106,15 @@ class _Pull:
 
 
 class PullHandlers:
-    """``make_hold(on_wake)`` builds the hold; ``answer`` and ``answer_from``: see ``later``."""
+    """``make_hold(on_wake)`` builds the hold; ``answer`` and ``answer_from``: see
+    ``deferred_response``.
+    """
 
     def __init__(  # noqa: PLR0913 - what a pull touches
         self,
         keeper: StoreKeeper,
         tables: PullTables,
-        moved: MovedEvents,
+        writer: MessageWriter,
         counters: Counters,
         clock: Clock,
         config: BrokerConfig,
@@ -120,7 +124,7 @@ class PullHandlers:
     ) -> None:
         self._keeper = keeper
         self._tables = tables
-        self._moved = moved
+        self._moved = MovedEvents(writer, clock)
         self._counters = counters
         self._clock = clock
         self._config = config
@@ -175,9 +179,8 @@ class PullHandlers:
         command.body = b""
 
         def read() -> GetResult:
-            first_new = cut_offset(
-                store, scan.topic, scan.queue_id, scan.end, scan.epoch
-            )  # what lies behind a cut was not planned
+            # What lies behind a cut was not planned.
+            first_new = cut_offset(store, scan.topic, scan.queue_id, scan.end, scan.epoch)
             if first_new is not None and first_new <= scan.start:
                 return _moved(store, scan.topic, scan.queue_id, first_new)
             wanted = count if first_new is None else min(count, first_new - scan.start)
@@ -275,9 +278,8 @@ class PullHandlers:
     ) -> Command | None:  # noqa: PLR0913 - a pull and what it found
         asked, tables = pull.asked, self._tables
         code = response_code(result.status, asked.offset)
-        if (
-            code == PULL_OFFSET_MOVED and tables.identity.is_slave
-        ):  # its master may have what is not here: the reader stays where it is
+        if code == PULL_OFFSET_MOVED and tables.identity.is_slave:
+            # Its master may have what is not here: the reader stays where it is.
             code, result = PULL_NOT_FOUND, replace(result, next_offset=asked.offset)
         if first:
             self._commit(asked, peer)
@@ -503,3 +505,76 @@ class PullHandlers:
 def _moved(store: MessageStore, topic: str, queue_id: int, offset: int) -> GetResult:
     """The result for a reader that lies beyond a cut of the log."""
     return GetResult(GetMessageStatus.OFFSET_OVERFLOW_BADLY, offset, *store.bounds(topic, queue_id))
+
+
+class MovedEvents:
+    """OFFSET_MOVED_EVENT: a message that tells operators that a consumer asked for an offset which
+    is not there (protocol-behaviour 10.4).
+
+    One event a second for a group and queue is enough: a consumer that asks in a loop must not fill
+    the log. A store that cannot take them loses them: they are hints.
+    """
+
+    def __init__(self, writer: MessageWriter, clock: Clock) -> None:
+        self._writer = writer
+        self._clock = clock
+        self._last_ms: dict[tuple[str, MessageQueue], float] = {}
+        self.lost = 0
+
+    def tell(self, group: str, queue: MessageQueue, asked: int, corrected: int) -> None:
+        """``asked``: the offset of the request; ``corrected``: where the consumer is sent."""
+        now_ms = self._clock.monotonic_ms()
+        last_ms = self._last_ms.get((group, queue))
+        if last_ms is not None and now_ms - last_ms < PAUSE_MS:
+            return
+        if len(self._last_ms) >= REMEMBERED_MAX:
+            self._last_ms.clear()
+        self._last_ms[group, queue] = now_ms
+        place = {"brokerName": queue.broker_name, "queueId": queue.queue_id, "topic": queue.topic}
+        body = dumps(
+            {
+                "consumerGroup": group,
+                "messageQueue": place,
+                "offsetNew": corrected,
+                "offsetRequest": asked,
+            }
+        ).encode()
+        try:
+            self._writer.put(OFFSET_MOVED_TOPIC, 0, body, {KEYS: group, TAGS: group})
+        except StoreError:
+            self.lost += 1
+
+
+def cut_offset(
+    store: MessageStore, topic: str, queue_id: int, offset: int, epoch: int
+) -> int | None:
+    """Where a reader of ``epoch`` at queue offset ``offset`` must go back to; ``None`` when it may
+    go on. ``epoch`` 0 = not known. Costs nothing when the epochs agree (design contract 11).
+
+    A later epoch began where the log was cut: offsets from before may now stand for other messages.
+    A reader that went beyond the cut goes on at the first message of that queue that it cannot have
+    seen.
+    """
+    if epoch <= 0 or epoch >= store.epoch:
+        return None
+    cut = next((start for number, start in store.epochs if number > epoch), None)
+    if cut is None:
+        return None
+    low, high = store.bounds(topic, queue_id)
+    first = _first_behind(store, topic, queue_id, low, min(offset, high), cut)
+    return first if first < offset else None
+
+
+def _first_behind(
+    store: MessageStore, topic: str, queue_id: int, low: int, high: int, cut: int
+) -> int:
+    """The first queue offset in [low, high] whose message lies at or behind log offset ``cut``;
+    ``high`` when none does.
+    """
+    while low < high:  # ends: the range halves
+        middle = (low + high) // 2
+        if store.log_offset_of(topic, queue_id, middle) < cut:
+            low = middle + 1
+        else:
+            high = middle
+    return low

@@ -1,7 +1,8 @@
 """BUNDLE 20060: several single requests of one client in one frame, each handled as if it had come
 alone (wire-protocol: ours).
 
-    body     msgpack [[code, fields, body], ...]              -> msgpack [[code, fields, remark], ...], in the same order
+    body     msgpack [[code, fields, body], ...]
+    answer   msgpack [[code, fields, remark], ...], in the same order
 
 Decides: which requests may travel so, and that the answer leaves when the last of them is answered.
 Does not decide anything about them. For our own clients only. Invariant: one answer for a bundle,

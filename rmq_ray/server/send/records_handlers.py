@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
-from rmq_ray.clock import Clock
 from rmq_ray.codec.record_properties import split_facts
 from rmq_ray.errors import (
     ClientError,
@@ -30,97 +28,16 @@ from rmq_ray.errors import (
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.validators import check_topic
 from rmq_ray.remoting.wire.codes import ResponseCode
-from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, Command
+from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.records import pack_send_answer, unpack_send
-from rmq_ray.server.base.counters import Counters
-from rmq_ray.server.base.store_keeper import StoreKeeper
-from rmq_ray.server.replication.replication import Replication
-from rmq_ray.server.send.acknowledgements import Acknowledgements
-from rmq_ray.server.send.fast_failure import FastFailure
-from rmq_ray.server.tables.pending_topics import FreshTopics
-from rmq_ray.server.tables.topic_gate import TopicGate
-from rmq_ray.server.tables.topic_table import TopicTable, is_internal
+from rmq_ray.server.send.send_path import SendPath
+from rmq_ray.server.tables.topic_table import is_internal
 from rmq_ray.store.frames.frame_check import PartsOf
 
 _HEADER_BYTES = (
     88  # a record's fixed part; queue id at 12, length of the body at 84 (store-format 2.1)
 )
 _QUEUE_AND_BODY = struct.Struct(">12xi68xi")
-Serve = Callable[[Command, Peer], None]
-
-
-@dataclass(frozen=True, slots=True)
-class SendPath:
-    """What every send touches. ``sync``: answers wait for fdatasync, or for slaves.
-    ``serve(command, peer)`` runs a request later and sends its answer.
-    """
-
-    keeper: StoreKeeper
-    topics: TopicTable
-    gate: TopicGate
-    fresh: FreshTopics
-    acks: Acknowledgements
-    counters: Counters
-    clock: Clock
-    sync: bool
-    serve: Serve
-    fast: FastFailure
-    replication: Replication
-
-    def admit(self, size: int) -> None:
-        """Raises ``BrokerBusy`` when ``size`` more bytes are too many now, or the disk is too slow,
-        ``Refused`` while the broker drains.
-
-        Nothing is written then.
-        """
-        self.gate.check_open()
-        if self.sync:
-            self.acks.admit(size)
-            self.replication.admit()
-            store = self.keeper.store
-            self.fast.admit(
-                self.acks.oldest_wait_ms(
-                    self.clock.monotonic_ms(), 0 if store is None else store.durable_offset
-                )
-            )
-        else:
-            self.fast.admit()
-
-    def later(self, command: Command, peer: Peer, topic: str) -> None:
-        """Run ``command`` again when its new topic is on disk; its body is copied, the connection
-        reuses its buffer.
-        """
-        body = bytearray(command.body_bytes())
-        copy = replace(command, body=body)
-
-        def resume(error: Exception | None) -> None:
-            if error is None:
-                self.serve(copy, peer)
-            elif not command.flag & FLAG_ONEWAY:
-                peer.send(
-                    command.answer(
-                        ResponseCode.SERVICE_NOT_AVAILABLE,
-                        remark=f"topic {topic} could not be created: {error}",
-                    )
-                )
-
-        self.fresh.wait(topic, len(body), resume)
-
-    def when_durable(
-        self, command: Command, end_offset: int, size: int, told: Callable[[int], None]
-    ) -> None:
-        """``told(status code)`` once the log is durable up to ``end_offset`` (and replicated, as
-        SYNC_MASTER demands), or the time is over; at once with SLAVE_NOT_AVAILABLE where too few
-        slaves are in sync. Nobody waits for a oneway send.
-        """
-        if command.flag & FLAG_ONEWAY:
-            return
-        store = self.keeper.store
-        settled = 0 if store is None else store.visible_offset
-        if end_offset > settled and not self.replication.enough:
-            told(int(ResponseCode.SLAVE_NOT_AVAILABLE))
-            return
-        self.acks.wait(end_offset, settled, size, self.clock.monotonic_ms(), told)
 
 
 class RecordsHandlers:
@@ -216,7 +133,7 @@ class RecordsHandlers:
                 f"{config.write_queues} write queues; refresh the route",
                 queue_id,
             )
-        if topic in path.fresh:
+        if topic in path.pending_topics:
             return False
         if self._admitted_version is not path.topics.version:
             self._admitted.clear()

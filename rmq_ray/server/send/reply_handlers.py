@@ -1,7 +1,7 @@
 """Replies: a message that a consumer sends to one waiting producer (protocol-behaviour 25; remoting
 3, 4).
 
-    replier ──324 / 325──> broker ──326──> the client that asked ──answer──> broker ──answer──> replier
+    replier ──324 / 325──> broker ──326──> the client that asked ──answer──> broker ──> replier
                              └── stored in {cluster}_REPLY_TOPIC, for the record (store_replies)
 
 Decides: which connection the client that asked has, and what the replier hears. The reply is pushed
@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from rmq_ray.codec.record import offset_message_id
 from rmq_ray.errors import RemotingError, RmqError
@@ -23,19 +24,17 @@ from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import SendHeader
 from rmq_ray.remoting.wire.headers_reply import PushReplyHeader
+from rmq_ray.server.base.deferred_response import Answer
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.groups.membership import Membership
 from rmq_ray.server.send.message_writer import MessageWriter, Origin
-from rmq_ray.server.send.records_handlers import SendPath
+from rmq_ray.server.send.send_path import SendPath
 
 PUSH_TIMEOUT_MS = 10_000.0
 REPLY_TO_CLIENT = "REPLY_TO_CLIENT"
 PUSH_REPLY_TIME = "PUSH_REPLY_TIME"
 
 log = logging.getLogger("rmq_ray.server")
-
-Answer = Callable[[Command, Peer, Callable[[], Command | None]], None]
-"""``BrokerCore.answer``."""
 
 
 @runtime_checkable
@@ -88,40 +87,40 @@ class ReplyHandlers:
         properties = decode_properties(header.properties or "")
         asker = self._members.channel(properties.get(REPLY_TO_CLIENT, ""))
         body = command.body_bytes()
-        kept = _Kept(header, queue_id, properties, body, (peer.host, peer.port))
+        reply = _Reply(header, queue_id, properties, body, (peer.host, peer.port))
         if asker is None or not isinstance(asker, Askable):
             remark = (
                 f"push reply message fail, channel of <{properties.get(REPLY_TO_CLIENT)}> not "
                 f"found."
             )
-            return self._end(command, kept, remark)
+            return self._end(command, reply, remark)
         try:
             asker.request(
-                self._push(kept),
+                self._push(reply),
                 PUSH_TIMEOUT_MS,
-                lambda outcome: self._pushed(command, peer, kept, outcome),
+                lambda outcome: self._pushed(command, peer, reply, outcome),
             )
         except RemotingError as error:
             return self._end(
                 command,
-                kept,
+                reply,
                 f"push reply message to <{properties[REPLY_TO_CLIENT]}> fail: {error}",
             )
         return None
 
-    def _push(self, kept: _Kept) -> Command:
-        header, now_ms = kept.header, self._path.clock.now_ms()
+    def _push(self, reply: _Reply) -> Command:
+        header, now_ms = reply.header, self._path.clock.now_ms()
         text = f"{PUSH_REPLY_TIME}\x01{now_ms}\x02{header.properties or ''}"
         push = PushReplyHeader(
             header.producer_group,
             header.topic,
             header.default_topic,
             header.default_topic_queues,
-            kept.queue_id,
+            reply.queue_id,
             header.sys_flag,
             header.born_ms,
             header.flag,
-            _text(kept.sender),
+            _text(reply.sender),
             _text(self._host),
             now_ms,
             text,
@@ -129,34 +128,33 @@ class ReplyHandlers:
             header.unit_mode or False,
         )
         return Command(
-            RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, fields=push.to_fields(), body=kept.body
+            RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, fields=push.to_fields(), body=reply.body
         )
 
     def _pushed(
-        self, command: Command, peer: Peer, kept: _Kept, outcome: Command | RemotingError
+        self, command: Command, peer: Peer, reply: _Reply, outcome: Command | RemotingError
     ) -> None:
         remark = None
         if isinstance(outcome, RemotingError):
-            remark = f"push reply message to <{kept.properties[REPLY_TO_CLIENT]}> fail: {outcome}"
+            remark = f"push reply message to <{reply.properties[REPLY_TO_CLIENT]}> fail: {outcome}"
         elif outcome.code != ResponseCode.SUCCESS:
-            remark = (
-                f"push reply message to <{kept.properties[REPLY_TO_CLIENT]}> fail: {outcome.remark}"
-            )
-        self._answer(command, peer, lambda: self._end(command, kept, remark))
+            asker = reply.properties[REPLY_TO_CLIENT]
+            remark = f"push reply message to <{asker}> fail: {outcome.remark}"
+        self._answer(command, peer, lambda: self._end(command, reply, remark))
 
-    def _end(self, command: Command, kept: _Kept, remark: str | None) -> Command:
+    def _end(self, command: Command, reply: _Reply, remark: str | None) -> Command:
         """Store the reply if that is wanted, and tell the replier: ``remark`` None = it was
         delivered.
         """
         counters = self._path.counters
-        fields = {**self._extras, "msgId": "", "queueId": str(kept.queue_id), "queueOffset": "0"}
+        fields = {**self._extras, "msgId": "", "queueId": str(reply.queue_id), "queueOffset": "0"}
         if self._store_replies:
             origin = Origin(
-                kept.header.born_ms, kept.sender, kept.header.flag, kept.header.sys_flag
+                reply.header.born_ms, reply.sender, reply.header.flag, reply.header.sys_flag
             )
             try:
                 result = self._writer.put(
-                    kept.header.topic, kept.queue_id, kept.body, kept.properties, origin
+                    reply.header.topic, reply.queue_id, reply.body, reply.properties, origin
                 )
                 fields |= {
                     "msgId": offset_message_id(*self._host, result.base_log_offset),
@@ -164,7 +162,7 @@ class ReplyHandlers:
                 }
             except RmqError as error:
                 log.warning(
-                    "a reply to %s was not stored: %s", kept.properties.get(REPLY_TO_CLIENT), error
+                    "a reply to %s was not stored: %s", reply.properties.get(REPLY_TO_CLIENT), error
                 )
         if remark is None:
             counters.replies += 1
@@ -173,24 +171,15 @@ class ReplyHandlers:
         return command.answer(ResponseCode.SYSTEM_ERROR, fields, remark=remark)
 
 
-class _Kept:
+@dataclass(frozen=True, slots=True)
+class _Reply:
     """One reply while its push is out."""
 
-    __slots__ = ("body", "header", "properties", "queue_id", "sender")
-
-    def __init__(
-        self,
-        header: SendHeader,
-        queue_id: int,
-        properties: dict[str, str],
-        body: bytes,
-        sender: tuple[str, int],
-    ) -> None:
-        self.header = header
-        self.queue_id = queue_id
-        self.properties: dict[str, Any] = properties
-        self.body = body
-        self.sender = sender
+    header: SendHeader
+    queue_id: int
+    properties: dict[str, str]
+    body: bytes
+    sender: tuple[str, int]
 
 
 def _text(host: tuple[str, int]) -> str:

@@ -21,11 +21,11 @@ from rmq_ray.server.base.deferred_response import AnswerFrom
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.refusal import Refused
 from rmq_ray.server.send.message_writer import MessageWriter, Origin
-from rmq_ray.server.send.records_handlers import SendPath
+from rmq_ray.server.send.send_path import SendPath
 from rmq_ray.server.tables.group_table import GroupTable
 
 
-class SendBack:
+class SendBackHandler:
     """Request code 36."""
 
     def __init__(
@@ -94,7 +94,7 @@ class SendBack:
             max_times(group, header.max_reconsume_times),
         )
         topic, queue_id = self._target(group, plan.topic, plan.dead)
-        if topic in path.fresh:
+        if topic in path.pending_topics:
             path.later(command, peer, topic)
             return None
         properties = copy_properties(

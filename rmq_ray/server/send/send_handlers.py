@@ -47,18 +47,15 @@ from rmq_ray.remoting.wire.headers import SendHeader
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.refusal import Refused
 from rmq_ray.server.send.message_writer import MessageWriter, Origin
-from rmq_ray.server.send.records_handlers import SendPath
+from rmq_ray.server.send.send_path import SendPath
 from rmq_ray.server.tables.group_table import GroupTable
 from rmq_ray.store.front.message_store import AppendResult
 
 PROPERTIES_BYTES_MAX = 32_767
-COPIES_ADD_BYTES = (
-    767  # what copies of half and timed messages have more: target, counts, where they come from
-)
+# What copies of half and timed messages have more: target, counts, where they come from.
+COPIES_ADD_BYTES = 767
 SUSPICIOUS = (b"DELAY\x01", b"TRAN_MSG\x01", b"TIMER_DEL")
 """Bytes without which no message of a batch can be of a kind that batches may not hold."""
-
-
 NOT_TRANSACTIONAL = frozenset((DELAY, TIMER_DELIVER_MS, TIMER_DELAY_MS, TIMER_DELAY_SECONDS))
 
 
@@ -123,7 +120,7 @@ class SendHandlers:
         path = self._path
         config = path.gate.admit(header.topic, header.default_topic, header.default_topic_queues)
         queue_id = path.gate.queue(config, header.queue_id)
-        if header.topic in path.fresh:
+        if header.topic in path.pending_topics:
             path.later(command, peer, header.topic)
             return None
         properties = decode_properties(header.properties or "")
@@ -131,7 +128,18 @@ class SendHandlers:
         path.admit(len(command.body))
         if batch:
             return self._put_batch(command, peer, header, queue_id, properties)
-        topic = header.topic
+        return self._put_single(command, peer, header, queue_id, properties)
+
+    def _put_single(
+        self,
+        command: Command,
+        peer: Peer,
+        header: SendHeader,
+        queue_id: int,
+        properties: dict[str, str],
+    ) -> Command | None:
+        """A message for its topic, for the half topic, or of a retry topic."""
+        path, topic = self._path, header.topic
         half = properties.get(TRANSACTION_PREPARED) == "true"
         if half:
             topic, properties = as_half(topic, queue_id, properties, header.producer_group)
@@ -141,7 +149,7 @@ class SendHandlers:
             topic, queue_id, properties = self._retried(
                 self._group(group_name), header, queue_id, properties
             )
-            if topic in path.fresh:
+            if topic in path.pending_topics:
                 path.later(command, peer, topic)
                 return None
         origin = Origin(
@@ -151,49 +159,34 @@ class SendHandlers:
             header.sys_flag & ~SysFlag.TRANSACTION_MASK,
             header.reconsume_times or 0,
         )
-        result = self._put(
-            header, topic, 0 if half else queue_id, command.body_bytes(), properties, origin
+        # A repeat of one of ours is not stored: the frame's mark is in the record, so that it is
+        # known after a crash, too.
+        result = self._writer.put(
+            topic,
+            0 if half else queue_id,
+            command.body_bytes(),
+            properties,
+            origin,
+            header.frame_id,
         )
+        path.counters.put_repeats += result.repeat
         result.queue_id = queue_id
         if topic != header.topic and not half:
             path.counters.dead_letters += not result.repeat
+        extras: dict[str, str] = {}
         if half:
-            return self._answer(
-                command, peer, result, True, {"transactionId": properties.get(UNIQUE_KEY, "")}
-            )
-        if result.topic == TIMER_TOPIC:
+            extras["transactionId"] = properties.get(UNIQUE_KEY, "")
+        elif result.topic == TIMER_TOPIC:
             path.topics.create_internal(TIMER_TOPIC, 2)
-            handle = RecallHandle(
+            extras["recallHandle"] = RecallHandle(
                 topic,
                 self._identity.name,
                 properties.get(UNIQUE_KEY, ""),
                 result.base_queue_offset,
                 result.base_log_offset,
-            )
-            return self._answer(
-                command,
-                peer,
-                result,
-                properties.get(WAIT) != "false",
-                {"recallHandle": handle.encode()},
-            )
-        return self._answer(command, peer, result, properties.get(WAIT) != "false")
-
-    def _put(
-        self,
-        header: SendHeader,
-        topic: str,
-        queue_id: int,
-        body: bytes,
-        properties: dict[str, str],
-        origin: Origin,
-    ) -> AppendResult:  # noqa: PLR0913 - a record
-        """Store the message, unless it is a repeat of one of ours: its record has the frame's mark,
-        so that it is known after a crash, too.
-        """
-        result = self._writer.put(topic, queue_id, body, properties, origin, header.frame_id)
-        self._path.counters.put_repeats += result.repeat
-        return result
+            ).encode()
+        wait = half or properties.get(WAIT) != "false"
+        return self._answer(command, peer, result, wait, extras)
 
     def _check(self, header: SendHeader, properties: dict[str, str], body_length: int) -> None:
         if body_length > self._body_bytes_max:

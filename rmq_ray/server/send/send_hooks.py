@@ -1,7 +1,9 @@
 """Hooks of a broker around every send that it takes, whoever sent it (protocol-behaviour 9, 25):
 accounting, audit, tracing on the server's side.
 
-    BrokerConfig(store, send_hooks=(Audit(),))         objects with before(ctx) and after(ctx), pickled with the configuration
+    BrokerConfig(store, send_hooks=(Audit(),))
+
+The hooks are objects with ``before(ctx)`` and ``after(ctx)``, pickled with the configuration.
 
 Decides what a hook sees. Hooks run in the broker's loop: they must not block. One that raises is
 logged; the send goes on. A broker without hooks has its handlers as they are. Called by:

@@ -27,8 +27,7 @@ from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.offload import Offload
 from rmq_ray.server.tables.group_table import GroupTable
 from rmq_ray.server.tables.offset_table import OffsetTable, Tables
-from rmq_ray.server.tables.pending_topics import FreshTopics
-from rmq_ray.server.tables.topic_table import TopicTable
+from rmq_ray.server.tables.topic_table import PendingTopics, TopicTable
 from rmq_ray.store.tables.config_files import (
     Groups,
     Topics,
@@ -102,7 +101,7 @@ class BrokerTables:
         )
         self.save_topics = self._topics_saver.save
         self.save_groups = self._groups_saver.save
-        self.fresh = FreshTopics(self.save_topics)
+        self.pending_topics = PendingTopics(self.save_topics)
         self.loaded = False
         self.on_topics: Callable[[], None] = lambda: None
 
@@ -221,7 +220,7 @@ class BrokerTables:
         if config is None:
             self.save_topics()
         else:
-            self.fresh.created(config.name)
+            self.pending_topics.created(config.name)
         self.on_topics()
 
     def _groups_changed(self) -> None:

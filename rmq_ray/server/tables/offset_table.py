@@ -16,10 +16,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from enum import Enum
+from heapq import nlargest
 
-from rmq_ray.server.tables.fall_behind import FallBehind
+from rmq_ray.model.pulling import GetMessageStatus
+from rmq_ray.store.front.message_store import MessageStore
+from rmq_ray.store.reading.log_reader import GetResult, last_log_offset
 
-ENTRIES_MAX = 200_000  # of (topic, group)
+ENTRIES_MAX = 200_000  # of (topic, group), in each table here
+WENT_THROUGH = (GetMessageStatus.FOUND, GetMessageStatus.NO_MATCHED_MESSAGE)
 LOWERED_LOG_EVERY = 100  # a client that goes back in a loop must not fill the log
 
 log = logging.getLogger("rmq_ray.server.offsets")
@@ -193,3 +197,71 @@ class OffsetTable:
     def _refuse(self) -> Commit:
         self.refused += 1
         return Commit.REFUSED
+
+
+class FallBehind:
+    """How far behind the end of the log each group reads, in bytes (RocketMQ's
+    GROUP_GET_FALL_SIZE).
+
+        log:   ... | last record that the group got | ................ | end
+                   '<──────────────── distance ───────────────────────>'
+
+    Says, unlike a count of messages, how much of the disk a group still has to read, other topics'
+    messages included: a group beyond what memory holds reads from the disk. Recorded at each answer
+    that went through messages, as RocketMQ does; a group that reads no more keeps its last
+    distance, while the log goes on. At most ``ENTRIES_MAX`` pairs of topic and group.
+    """
+
+    def __init__(self) -> None:
+        self._bytes: dict[tuple[str, str], dict[int, int]] = {}
+
+    def note(
+        self, group: str, topic: str, queue_id: int, result: GetResult, store: MessageStore
+    ) -> None:
+        """``group`` was handed ``result`` of a queue."""
+        if result.status not in WENT_THROUGH:
+            return
+        reached = (
+            last_log_offset(result.parts[-1], result.sizes)
+            if result.count
+            else store.log_offset_of(topic, queue_id, result.next_offset - 1)
+        )
+        self.reached(group, topic, queue_id, reached, store.visible_offset)
+
+    def reached(self, group: str, topic: str, queue_id: int, log_offset: int, end: int) -> None:
+        """The last record that ``group`` was handed begins at ``log_offset`` (-1: nobody knows);
+        the log is visible up to ``end``.
+        """
+        queues = self._bytes.get((topic, group))
+        if queues is None:
+            if log_offset < 0 or len(self._bytes) >= ENTRIES_MAX:
+                return
+            queues = self._bytes[topic, group] = {}
+        if log_offset >= 0:
+            queues[queue_id] = max(0, end - log_offset)
+
+    def of(self, group: str, topic: str) -> dict[int, int]:
+        """Queue id -> bytes, of what the group has read since the broker began."""
+        return dict(self._bytes.get((topic, group), {}))
+
+    def worst(self, limit: int) -> list[dict[str, object]]:
+        """The groups and topics that are furthest behind: ``group, topic, bytes`` (of the worst
+        queue), ``queues`` (id -> bytes).
+        """
+        found = nlargest(
+            limit, self._bytes.items(), key=lambda item: max(item[1].values(), default=0)
+        )
+        return [
+            {
+                "group": group,
+                "topic": topic,
+                "bytes": max(queues.values(), default=0),
+                "queues": {str(number): queues[number] for number in sorted(queues)},
+            }
+            for (topic, group), queues in found
+        ]
+
+    def forget(self, matches: Callable[[str, str], bool]) -> None:
+        """Drop the entries of which ``matches(topic, group)`` is true."""
+        for key in [key for key in self._bytes if matches(*key)]:
+            del self._bytes[key]

@@ -3,7 +3,7 @@ store-format 11, 12).
 
 Decides: which topics exist, with which queues and permissions, and the data version that name
 servers compare. Does not decide: how the table is saved or announced; it calls ``changed`` after
-each change. Callers: all handlers; ``get`` is on the hot path.
+each change. ``get`` is on the hot path.
 
 Invariants: a created topic keeps its name's rules (``protocol.validators`` for users, these here
 for what the broker makes); the version rises with every change.
@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from rmq_ray.clock import Clock
-from rmq_ray.errors import AdminError, TopicNotFound
+from rmq_ray.errors import AdminError, BrokerBusy, TopicNotFound
 from rmq_ray.model.topics import (
     BENCHMARK_TOPIC,
     DEFAULT_TOPIC,
@@ -35,6 +35,9 @@ TOPICS_MAX = 50_000
 CLIENT_DEFAULT_QUEUES = 4  # a producer's defaultTopicQueueNums
 BENCHMARK_QUEUES = 1_024
 CLUSTER_QUEUES = 16
+BYTES_MAX = 64 << 20  # of requests that wait for new topics
+
+Resume = Callable[[Exception | None], None]
 
 
 class TopicTable:
@@ -197,3 +200,53 @@ class TopicTable:
 def is_internal(topic: str) -> bool:
     """Retry and dead-letter topics: they belong to a group, not to a user."""
     return topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
+
+
+class PendingTopics:
+    """Topics that were just made and are not on disk yet: sends to them wait for the file, so that
+    no acknowledged message lies in a topic that a crash forgets.
+
+    Requests for one topic go on in the order in which they came. A write that failed changes
+    nothing: the next send tries it again. ``save(then)`` writes the topic table
+    (``ConfigSaver.save``).
+    """
+
+    def __init__(self, save: Callable[[Callable[[Exception | None], None]], None]) -> None:
+        self._save = save
+        self._waiting: dict[str, list[tuple[int, Resume]]] = {}
+        self._unsaved: set[str] = set()
+        self._bytes = 0
+
+    def created(self, topic: str) -> None:
+        """``topic`` was put into the table: write it."""
+        self._waiting.setdefault(topic, [])
+        self._save(lambda error: self._saved(topic, error))
+
+    def wait(self, topic: str, size: int, resume: Resume) -> None:
+        """``resume(None)`` once the topic is on disk, ``resume(error)`` if it cannot be written.
+        Raises ``BrokerBusy`` at the limit.
+        """
+        if self._bytes + size > BYTES_MAX:
+            raise BrokerBusy(
+                f"{self._bytes} bytes wait for topics to be created; send again later", topic
+            )
+        self._bytes += size
+        under_way = topic in self._waiting
+        self._waiting.setdefault(topic, []).append((size, resume))
+        if not under_way:
+            self._save(lambda error: self._saved(topic, error))
+
+    def __contains__(self, topic: str) -> bool:
+        return topic in self._waiting or topic in self._unsaved
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting or self._unsaved)
+
+    def _saved(self, topic: str, error: Exception | None) -> None:
+        if error is None:
+            self._unsaved.clear()  # the file holds all topics
+        elif topic in self._waiting:
+            self._unsaved.add(topic)
+        for size, resume in self._waiting.pop(topic, ()):
+            self._bytes -= size
+            resume(error)

@@ -1,11 +1,13 @@
-"""END_TRANSACTION 37, END_TRANSACTIONS 20062 and CHECK_TRANSACTION_STATE 39 (protocol-behaviour 20;
-remoting 3, 4).
+"""SEND_HALVES 20061, END_TRANSACTION 37, END_TRANSACTIONS 20062 and CHECK_TRANSACTION_STATE 39
+(protocol-behaviour 20; remoting 3, 4).
 
-Decides: whether an end names a half of that group, what a repeated or contradicting end is told,
-whom a check goes to. Does not decide what an end writes (``transaction_service``). When the answer
+Decides: whether halves may be stored, whether an end names a half of that group, what a repeated or
+contradicting end is told, whom a check goes to. Does not decide what an end writes (``transaction_service``). When the answer
 0 leaves: the final message and its op are as durable as the mode demands.
 
-    answer   0   ended so, now or before      1   no such half of this group      4   it ended otherwise, or nobody knows how any more
+    answer   0   ended so, now or before
+             1   no such half of this group
+             4   it ended otherwise, or nobody knows how any more
             10   written, fdatasync did not end in time
 """
 
@@ -13,24 +15,46 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import cast
 
 from rmq_ray.codec.record import Record, RecordParts, encode_record, offset_message_id, record_parts
+from rmq_ray.codec.record_properties import PropertyFacts, split_facts
+from rmq_ray.errors import ClientError, MalformedFrame, MessageIllegal, TopicNotWritable
 from rmq_ray.model.message import PRODUCER_GROUP, UNIQUE_KEY, SysFlag, encode_properties
 from rmq_ray.model.topics import HALF_TOPIC
 from rmq_ray.ports import Peer
-from rmq_ray.protocol.transaction import EndState, HalfFacts, half_facts, real_target
+from rmq_ray.protocol.redelivery import group_of_retry_topic
+from rmq_ray.protocol.transaction import (
+    IMMUNITY_S_MAX,
+    EndState,
+    HalfFacts,
+    half_facts,
+    half_prefix,
+    real_target,
+)
+from rmq_ray.protocol.validators import check_group
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, Command
-from rmq_ray.remoting.wire.halves import End, pack_end_answers, unpack_ends
+from rmq_ray.remoting.wire.halves import (
+    End,
+    HalvesHeader,
+    pack_end_answers,
+    unpack_ends,
+    unpack_halves_header,
+)
 from rmq_ray.remoting.wire.headers import CheckTransactionHeader, EndTransactionHeader
 from rmq_ray.server.base.cold_reads import is_cold
 from rmq_ray.server.base.deferred_response import AnswerFrom
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.refusal import Refused
 from rmq_ray.server.groups.membership import Membership
-from rmq_ray.server.send.records_handlers import SendPath
-from rmq_ray.server.transaction.transaction_service import Ending, Transactions
+from rmq_ray.server.send.records_handlers import RecordsHandlers, first_record
+from rmq_ray.server.send.send_handlers import COPIES_ADD_BYTES, PROPERTIES_BYTES_MAX
+from rmq_ray.server.send.send_path import SendPath
+from rmq_ray.server.tables.topic_table import is_internal
+from rmq_ray.server.transaction.transaction_service import HalfEnding, Transactions
+from rmq_ray.store.frames.frame_check import PartsOf
 from rmq_ray.store.front.message_store import AppendResult
 
 STATES = {
@@ -147,7 +171,7 @@ class TransactionHandlers:
             return None
         return build(read())
 
-    def _look(self, group: str, end: End, raw: bytes | None) -> Ending | Outcome:
+    def _look(self, group: str, end: End, raw: bytes | None) -> HalfEnding | Outcome:
         """What is to be written for this end, or its answer. ``raw``: the record at its log offset,
         None = there is none.
         """
@@ -181,7 +205,7 @@ class TransactionHandlers:
                 )
         except Refused as error:
             return error.response_code, error.message
-        return Ending(
+        return HalfEnding(
             half,
             self._transactions.window.current(half.queue_offset),
             state,
@@ -193,15 +217,15 @@ class TransactionHandlers:
         self,
         command: Command,
         peer: Peer,
-        looked: Sequence[Ending | Outcome],
+        looked: Sequence[HalfEnding | Outcome],
         answered: Callable[[Sequence[Outcome]], Command],
     ) -> Command | None:
         """Write what is to be written and answer when it is durable."""
         path, transactions = self._path, self._transactions
-        pending: dict[int, Ending] = {}
+        pending: dict[int, HalfEnding] = {}
         outcomes: list[Outcome] = []
         for one in looked:
-            outcomes.append(self._judge(one, pending) if isinstance(one, Ending) else one)
+            outcomes.append(self._judge(one, pending) if isinstance(one, HalfEnding) else one)
         size = sum([len(ending.half.body) for ending in pending.values()])
         if path.sync and pending:
             path.acks.admit(size)
@@ -226,7 +250,7 @@ class TransactionHandlers:
         path.when_durable(command, end, size, durable)
         return None
 
-    def _judge(self, ending: Ending, pending: dict[int, Ending]) -> Outcome:
+    def _judge(self, ending: HalfEnding, pending: dict[int, HalfEnding]) -> Outcome:
         """0: it is to be written, or ended so before; else why not. ``pending``: what this request
         ends, by queue offset.
         """
@@ -320,3 +344,86 @@ def _checked(raw: bytes | None, group: str, end: End) -> tuple[RecordParts, Half
             ResponseCode.SYSTEM_ERROR,
         )
     return half, facts
+
+
+class HalvesHandlers(RecordsHandlers):
+    """SEND_HALVES 20061: frames of half messages that our producers encoded, the fast path of
+    transactions. ``rejects``: transactional messages are refused.
+
+    Decides whether halves may be stored: all that a send to their real topic must fulfil, and that
+    each record says what the request says. A half is an ordinary record in queue 0 of the half
+    topic; repeats are known by their frame ids.
+    """
+
+    def __init__(self, path: SendPath, rejects: bool) -> None:
+        super().__init__(path)
+        self._rejects = rejects
+
+    def send(self, command: Command, peer: Peer) -> Command | None:
+        """Append one frame of halves."""
+        if self._rejects:
+            raise Refused(
+                "sending transaction message is forbidden: this broker takes none "
+                "(reject_transactions)",
+                ResponseCode.NO_PERMISSION,
+            )
+        header = unpack_halves_header(command.fields)
+        return self._append(
+            command,
+            peer,
+            lambda records: self._admitted_halves(command, peer, header, records),
+            _parts_of(header),
+        )
+
+    def _admitted_halves(
+        self, command: Command, peer: Peer, header: HalvesHeader, records: memoryview
+    ) -> bool:
+        """False when the request waits for its new topic. Raises the refusals."""
+        topic, path = header.topic, self._path
+        if first_record(records) != (HALF_TOPIC, 0):
+            raise MessageIllegal(f"record 0: halves are for queue 0 of {HALF_TOPIC}")
+        if is_internal(topic) or group_of_retry_topic(topic) is not None:
+            raise TopicNotWritable(
+                f"transactional messages for {topic} are not taken; send them to a topic of "
+                f"your own",
+                topic,
+            )
+        config = path.gate.admit(topic)
+        if header.queue_id >= config.write_queues:
+            raise ClientError(
+                f"request queueId[{header.queue_id}] is illegal, topic {topic} has "
+                f"{config.write_queues} write queues; refresh the route",
+                topic,
+            )
+        path.topics.create_internal(HALF_TOPIC, 1)
+        for waits in (topic, HALF_TOPIC):
+            if waits in path.pending_topics:
+                path.later(command, peer, waits)
+                return False
+        return True
+
+
+@lru_cache(maxsize=1024)
+def _parts_of(header: HalvesHeader) -> PartsOf:
+    """Judges the property strings of halves with this header."""
+    check_group(header.group)
+    if header.immunity_s is not None and header.immunity_s > IMMUNITY_S_MAX:
+        raise MalformedFrame(f"an immunity of {header.immunity_s} s; {IMMUNITY_S_MAX} at most")
+    prefix = half_prefix(*header).encode()
+    length, text_max = len(prefix), PROPERTIES_BYTES_MAX - COPIES_ADD_BYTES
+
+    def parts_of(text: bytes) -> tuple[str | None, PropertyFacts]:
+        if text[:length] != prefix:
+            raise MessageIllegal(
+                f"the properties of a half for {header.topic} do not begin with where it is to go"
+            )
+        if len(text) > text_max:
+            raise MessageIllegal(
+                f"properties of {len(text)} bytes; {text_max} of a half message fit"
+            )
+        unique, facts = split_facts(text[length:])
+        if unique is None:
+            raise MessageIllegal("a half message needs a unique key")
+        return unique, facts
+
+    return parts_of

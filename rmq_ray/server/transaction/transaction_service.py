@@ -1,9 +1,11 @@
 """Half messages of one broker: stored, ended, asked about (protocol-behaviour 20).
 
     half        record in the half queue
-    commit      final message, then its op, back to back in the log        of halves that end together: all of it in one write
+    commit      final message, then its op, back to back in the log
+                of halves that end together: all of it in one write
     rollback    op
-    check       copy of the half, then the op of the old one; CHECK_TRANSACTION_STATE to a member of the producer group
+    check       copy of the half, then the op of the old one;
+                CHECK_TRANSACTION_STATE to a member of the producer group
     given up    copy in TRANS_CHECK_MAX_TIME_TOPIC, then the op
 
 Decides: order of writes, what a restart makes good. Does not decide about single halves
@@ -55,7 +57,7 @@ OWED_MAX = 10_000
 WRITE_BYTES, WRITE_ENDINGS = 1 << 20, 256  # of bodies, of halves that are ended in one write
 
 
-class Ending(NamedTuple):
+class HalfEnding(NamedTuple):
     """How one half ends. ``half``: any of its copies; ``offset``: queue offset of the one that
     stands for it; ``target``: topic and queue of its final message; ``text``: the final's
     properties.
@@ -163,7 +165,7 @@ class Transactions:
 
     # --- ends -------------------------------------------------------------------------------------
 
-    def finish(self, endings: Sequence[Ending]) -> int:
+    def finish(self, endings: Sequence[HalfEnding]) -> int:
         """End pending halves, each of which is in it once; returns the log offset behind what was
         written.
 
@@ -181,7 +183,7 @@ class Transactions:
                 first, size = number, 0
         return end
 
-    def _finish_together(self, endings: Sequence[Ending]) -> int:
+    def _finish_together(self, endings: Sequence[HalfEnding]) -> int:
         """Each final with its op behind it, all in one write: a crash can leave the last final
         alone, and ``load`` mends that.
         """
@@ -203,7 +205,7 @@ class Transactions:
         self._counters.half_rolled_back += len(endings) - committed
         return end
 
-    def _final(self, store: MessageStore, ending: Ending) -> StoredMessage:
+    def _final(self, store: MessageStore, ending: HalfEnding) -> StoredMessage:
         half = ending.half
         prepared = (
             half.log_offset

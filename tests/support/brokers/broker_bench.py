@@ -112,7 +112,12 @@ class Bench:
             "broker-a", 0, "default", "10.0.0.1:10911", boot_ms=self.clock.now_ms()
         )
         self.core = BrokerCore(
-            self.config, self.identity, HOST, self.clock, self.offload, InlineHold
+            self.config,
+            self.identity,
+            HOST,
+            self.clock,
+            self.offload,
+            lambda on_wake: InlineHold(on_wake, self.clock),
         )
         self.started: list[RmqError | None] = []
         self._sequence = 0

@@ -6,16 +6,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rmq_ray.clock import Clock
 from rmq_ray.protocol.hold_table import HoldTable
-from rmq_ray.server.pull.hold_link import OnWake
+from rmq_ray.server.pull.parked_pulls import OnWake
 
 
 class InlineHold:
-    """See ``hold_link.Hold``. Tests call ``tick`` where the product has timers."""
+    """See ``parked_pulls.Hold``. Tests call ``tick`` where the product has timers."""
 
-    def __init__(self, on_wake: OnWake, parked_max: int = 100_000) -> None:
-        self._table = HoldTable(parked_max)
+    def __init__(self, on_wake: OnWake, clock: Clock | None = None) -> None:
+        self._table = HoldTable()
         self._on_wake = on_wake
+        self._clock = clock
         self.alive = True
 
     def start(self) -> None:
@@ -50,7 +52,7 @@ class InlineHold:
             self._on_wake(woken)
 
     def overdue(self, late_ms: float) -> list[int]:
-        return []
+        return [] if self._clock is None else self._table.expired(self._clock.now_ms() - late_ms)
 
     def tick(self, now_ms: float) -> None:
         for woken in self._table.expired(now_ms):

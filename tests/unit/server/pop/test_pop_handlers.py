@@ -525,7 +525,7 @@ def test_a_queue_that_is_read_from_a_cold_disk_is_left_alone_meanwhile(
 def test_a_cold_message_comes_again_as_any_other(
     bench: Bench, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rmq_ray.server.pop.pop_mover.is_cold", lambda *_: True)
+    monkeypatch.setattr("rmq_ray.server.pop.pop_service.is_cold", lambda *_: True)
     bench.send(TOPIC, 0, [b"a"])
     (leased,) = worker.pop()
     worker.settle(leased, 1, Settle.CHANGE, 0)

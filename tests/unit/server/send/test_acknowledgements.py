@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rmq_ray.errors import BrokerBusy
-from rmq_ray.server.send.acknowledgements import Acknowledgements
+from rmq_ray.server.send.send_path import Acknowledgements
 
 
 def waiting(*ends: int) -> tuple[Acknowledgements, list[tuple[int, int]]]:

@@ -15,7 +15,7 @@ from rmq_ray.config import FlushMode
 from rmq_ray.errors import BrokerBusy
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.headers import SendHeader
-from rmq_ray.server.send.fast_failure import FastFailure
+from rmq_ray.server.send.send_path import FastFailure
 from tests.support.brokers.broker_bench import Bench
 
 

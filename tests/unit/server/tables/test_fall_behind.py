@@ -18,7 +18,7 @@ from rmq_ray.remoting.wire.bodies_admin import Progress
 from rmq_ray.remoting.wire.codes import RequestCode as Code
 from rmq_ray.remoting.wire.headers import DeleteGroupHeader
 from rmq_ray.server.groups import consume_stats
-from rmq_ray.server.tables import fall_behind
+from rmq_ray.server.tables import offset_table
 from tests.support.brokers.broker_bench import Bench, unpacked
 from tests.support.faults.fake_peer import FakePeer
 
@@ -95,7 +95,7 @@ def test_messages_that_a_filter_passes_over_count_as_read(bench: Bench) -> None:
 
 
 def test_the_table_is_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fall_behind, "ENTRIES_MAX", 1)
+    monkeypatch.setattr(offset_table, "ENTRIES_MAX", 1)
     bench.send()
     bench.pull()
     bench.pull(group="second")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rmq_ray.errors import BrokerBusy, StoreFull
-from rmq_ray.server.tables.pending_topics import BYTES_MAX, FreshTopics
+from rmq_ray.server.tables.topic_table import BYTES_MAX, PendingTopics
 
 
 class Disk:
@@ -21,33 +21,33 @@ class Disk:
 
 def test_requests_go_on_in_order_when_the_topic_is_on_disk() -> None:
     disk, resumed = Disk(), []
-    fresh = FreshTopics(disk.save)
-    fresh.created("orders")
-    assert "orders" in fresh and fresh
+    pending = PendingTopics(disk.save)
+    pending.created("orders")
+    assert "orders" in pending and pending
     for n in range(3):
-        fresh.wait("orders", 10, lambda error, n=n: resumed.append((n, error)))
+        pending.wait("orders", 10, lambda error, n=n: resumed.append((n, error)))
     assert resumed == []
     disk.end()
-    assert resumed == [(0, None), (1, None), (2, None)] and "orders" not in fresh and not fresh
+    assert resumed == [(0, None), (1, None), (2, None)] and "orders" not in pending and not pending
 
 
 def test_topics_do_not_wait_for_one_another() -> None:
     disk, resumed = Disk(), []
-    fresh = FreshTopics(disk.save)
-    fresh.created("a")
-    fresh.created("b")
-    fresh.wait("b", 1, lambda error: resumed.append("b"))
+    pending = PendingTopics(disk.save)
+    pending.created("a")
+    pending.created("b")
+    pending.wait("b", 1, lambda error: resumed.append("b"))
     disk.end()
-    assert resumed == [] and "b" in fresh
+    assert resumed == [] and "b" in pending
     disk.end()
     assert resumed == ["b"]
 
 
 def test_a_failed_write_is_told() -> None:
     disk, resumed = Disk(), []
-    fresh = FreshTopics(disk.save)
-    fresh.created("orders")
-    fresh.wait("orders", 10, resumed.append)
+    pending = PendingTopics(disk.save)
+    pending.created("orders")
+    pending.wait("orders", 10, resumed.append)
     disk.end(StoreFull("no room"))
     assert [type(error) for error in resumed] == [StoreFull]
 
@@ -55,25 +55,25 @@ def test_a_failed_write_is_told() -> None:
 def test_after_a_failed_write_sends_still_wait_and_the_next_one_tries_again() -> None:
     """An acknowledged message must not lie in a topic that only memory knows."""
     disk, resumed = Disk(), []
-    fresh = FreshTopics(disk.save)
-    fresh.created("orders")
+    pending = PendingTopics(disk.save)
+    pending.created("orders")
     disk.end(StoreFull("no room"))
-    assert "orders" in fresh and fresh and disk.saves == []
+    assert "orders" in pending and pending and disk.saves == []
     for n in range(2):
-        fresh.wait("orders", 10, lambda error, n=n: resumed.append((n, error)))
+        pending.wait("orders", 10, lambda error, n=n: resumed.append((n, error)))
     assert len(disk.saves) == 1
     disk.end()
-    assert resumed == [(0, None), (1, None)] and "orders" not in fresh and not fresh
+    assert resumed == [(0, None), (1, None)] and "orders" not in pending and not pending
 
 
 def test_waiting_bytes_are_limited() -> None:
     disk = Disk()
-    fresh = FreshTopics(disk.save)
-    fresh.created("orders")
-    fresh.wait("orders", BYTES_MAX, lambda error: None)
+    pending = PendingTopics(disk.save)
+    pending.created("orders")
+    pending.wait("orders", BYTES_MAX, lambda error: None)
     with pytest.raises(BrokerBusy):
-        fresh.wait("orders", 1, lambda error: None)
+        pending.wait("orders", 1, lambda error: None)
     disk.end()
-    fresh.created("orders")
-    fresh.wait("orders", 1, lambda error: None)
-    assert "orders" in fresh
+    pending.created("orders")
+    pending.wait("orders", 1, lambda error: None)
+    assert "orders" in pending
