@@ -176,7 +176,7 @@ SENDS = (
     sends(Code.RECALL_MESSAGE, "RecallHandler.recall", header=h.RecallHeader, master_only=True),
     of_group(
         Code.CONSUMER_SEND_MSG_BACK,
-        "SendBack.send_back",
+        "SendBackHandler.send_back",
         header=h.SendBackHeader,
         fence=LEADS,
         master_only=True,
