@@ -1,8 +1,8 @@
 """Frames whose records are all alike: from the second one on equal in length and in every byte but
 CRC, body, values of properties and unique key.
 
-    first record | row 0 | row 1 | row 2 | ...          a matrix without a copy: its columns are checked together
-                   size    size    size
+    first record | row 0 | row 1 | row 2 | ...     a matrix without a copy: its columns are
+                   size    size    size             checked together
 
 What ``frame_check`` would find for such a row it finds for all: two records are judged by it, the
 others by being equal to the second; property strings that are not equal must be of one layout

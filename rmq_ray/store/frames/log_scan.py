@@ -70,7 +70,7 @@ class ScannedRecords:
     sys_flags: Array
     crcs: Array
     marked: Array | None = None
-    """Rows that may have a frame's mark; filled by who looks first (``frame_marks``)."""
+    """Rows that may have a frame's mark; filled by who looks first (``frame_tracker``)."""
     names: list[bytes] | None = None
 
     def __len__(self) -> int:

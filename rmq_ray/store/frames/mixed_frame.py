@@ -1,8 +1,9 @@
 """Several messages for several queues in one write: finals of transactions and the ops that end
 their halves.
 
-    log     final 1 | op 1 | final 2 | op 2 | ...          one write, in this order: a crash leaves a beginning of it
-    queues  orders/0: final 1, final 2      op queue: op 1, op 2         one piece for each queue
+    log     final 1 | op 1 | final 2 | op 2 | ...        one write, in this order: a crash leaves
+                                                         a beginning of it
+    queues  orders/0: final 1, final 2    op queue: op 1, op 2     one piece for each queue
 
 Decides: bytes and facts of such records, and which piece each belongs to. Records carry no mark:
 each stands for itself, a part of them may survive. Does not decide what is written so (the broker's
@@ -45,7 +46,7 @@ OwnCode = Callable[[str, str, int], int]
 
 
 @dataclass(slots=True)
-class Piece:
+class QueuePiece:
     """The records of one queue, the first of which gets ``queue_offset``."""
 
     frame: CheckedFrame
@@ -62,7 +63,7 @@ class MixedFrame:
     length: int = 0
     starts: list[int] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
-    pieces: dict[tuple[str, int], Piece] = field(default_factory=dict)
+    pieces: dict[tuple[str, int], QueuePiece] = field(default_factory=dict)
     keys: list[tuple[int, str, str]] = field(default_factory=list)
 
     @property
@@ -158,7 +159,7 @@ def encode_mixed(
         ) = item
         piece = mixed.pieces.get((topic, queue_id))
         if piece is None:
-            piece = mixed.pieces[topic, queue_id] = Piece(
+            piece = mixed.pieces[topic, queue_id] = QueuePiece(
                 CheckedFrame(topic, queue_id, 0, 0, [], [], []),
                 next_offsets.get((topic, queue_id), 0),
                 sys_flag,

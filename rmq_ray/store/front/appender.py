@@ -27,7 +27,6 @@ from rmq_ray.config import StoreConfig
 from rmq_ray.errors import AppendUnknown, StoreError, StoreFull
 from rmq_ray.files import Bytes
 from rmq_ray.model.ids import FrameId
-from rmq_ray.store.frames.append_result import AppendResult, MixedResult
 from rmq_ray.store.frames.deduplication import StoredFrame
 from rmq_ray.store.frames.frame_check import PartsOf, check_frame, patch_frame
 from rmq_ray.store.frames.mixed_frame import encode_mixed, measure
@@ -44,6 +43,37 @@ from rmq_ray.store.queue.visibility import Written
 from rmq_ray.store.reading.log_reader import RECENT_BYTES_MAX, Recent
 from rmq_ray.store.recovery.checkpoint import Checkpointer
 from rmq_ray.store.recovery.store_parts import StoreParts
+
+
+@dataclass(slots=True)
+class AppendResult:
+    """Where records were stored. ``end_log_offset``: durable when ``durable_offset`` has reached
+    it. ``repeat``: stored by an earlier append of the same frame, whose values these are.
+    ``log_offsets``: of every record (batches of the single path only).
+    """
+
+    topic: str
+    queue_id: int
+    base_queue_offset: int
+    base_log_offset: int
+    end_log_offset: int
+    store_ms: int
+    repeat: bool
+    count: int
+    log_offsets: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MixedResult:
+    """Where the messages of one write were stored: message ``n`` at log offset ``log_offset +
+    starts[n]``, queue offset ``offsets[n]``.
+    """
+
+    log_offset: int
+    end_log_offset: int
+    starts: Sequence[int]
+    offsets: Sequence[int]
+    store_ms: int
 
 
 @dataclass(slots=True)

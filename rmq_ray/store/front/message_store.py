@@ -38,12 +38,11 @@ from rmq_ray.config import StoreConfig
 from rmq_ray.errors import StoreError, StoreFailed, StoreFull, StoreNotReady
 from rmq_ray.files import FileSystem
 from rmq_ray.model.ids import FrameId
-from rmq_ray.store.frames.append_result import AppendResult, MixedResult
 from rmq_ray.store.frames.frame_check import PartsOf
 from rmq_ray.store.frames.single_message import (
     StoredMessage,
 )
-from rmq_ray.store.front.appender import AppendCounters, Appender
+from rmq_ray.store.front.appender import AppendCounters, Appender, AppendResult, MixedResult
 from rmq_ray.store.log.flusher import LogFlusher
 from rmq_ray.store.queue.consume_queue import ENTRIES
 from rmq_ray.store.queue.consume_queue_ext import Hit

@@ -35,8 +35,7 @@ from rmq_ray.codec.record_rows import record_row
 from rmq_ray.errors import StoreCorrupt, StoreInUse, StoreMissing
 from rmq_ray.files import DirectoryLock
 from rmq_ray.model.message import SysFlag
-from rmq_ray.store.frames.frame_marks import own_marks, without_marks
-from rmq_ray.store.frames.frame_tracker import members_from
+from rmq_ray.store.frames.frame_tracker import members_from, own_marks, without_marks
 from rmq_ray.store.frames.log_scan import ScannedRecords
 from rmq_ray.store.fsck.index_check import IndexCheck
 from rmq_ray.store.fsck.log_walk import LogWalk, Stretch

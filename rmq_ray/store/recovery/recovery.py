@@ -23,7 +23,7 @@ from rmq_ray.codec.record import BLANK_BYTES_MIN, OVERHEAD_BYTES, RECORD_BYTES_O
 from rmq_ray.config import StoreConfig
 from rmq_ray.errors import StoreMissing
 from rmq_ray.store.frames.frame_tracker import FrameTracker
-from rmq_ray.store.frames.log_scan import ScannedRecords, Stop, scan_buffer
+from rmq_ray.store.frames.log_scan import ScannedRecords, ScanResult, Stop, scan_buffer
 from rmq_ray.store.log.segment_chain import Segment, SegmentChain, find_record
 from rmq_ray.store.recovery.redispatch import Redispatcher
 from rmq_ray.store.recovery.store_parts import StoreParts
@@ -131,23 +131,22 @@ class LogRecovery:
                 records = result.records  # a mark that no frame can have: taken for complete
             self._accept(records, report)
             return (int(records.ends[-1]) + at if len(records) else None), at
-        return self._settle(segment, result.end, stop, result.fault, records, incomplete, report)
+        return self._settle(segment, result, stop, incomplete, report)
 
-    def _settle(  # noqa: PLR0913 - one step of one loop, cut here to keep both readable
+    def _settle(
         self,
         segment: Segment,
-        end: int,
+        result: ScanResult,
         stop: Stop,
-        fault: str,
-        records: ScannedRecords,
         incomplete: int,
         report: RecoveryReport,
     ) -> tuple[int | None, int]:
-        """The records end at ``end`` for another reason than the buffer's size."""
+        """The records end for another reason than the buffer's size."""
+        records, end = result.records, result.end
         following = (
             segment.end
             if stop is Stop.BLANK
-            else self._skip_broken(segment, end, stop, fault, report)
+            else self._skip_broken(segment, end, stop, result.fault, report)
         )
         if incomplete < len(records) and (following is None or not self._has_record(following)):
             cut = records.base + int(records.starts[incomplete])
