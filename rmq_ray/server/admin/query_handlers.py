@@ -26,9 +26,9 @@ from rmq_ray.server.base.deferred_response import AnswerFrom
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.refusal import Refused
 from rmq_ray.server.base.store_keeper import StoreKeeper
+from rmq_ray.server.groups.consume_stats import store_ms_at
 from rmq_ray.server.groups.membership import Membership
 from rmq_ray.server.tables.offset_table import OffsetTable
-from rmq_ray.server.tables.store_times import store_ms_at
 from rmq_ray.server.tables.topic_table import TopicTable
 from rmq_ray.store.front.message_store import MessageStore
 

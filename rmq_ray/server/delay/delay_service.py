@@ -2,8 +2,8 @@
 (protocol-behaviour 19).
 
 Decides: when each level's next message is looked at, how many are delivered in one turn, which
-offsets may be saved. Does not decide delays or targets (``protocol.delay``). Driven by the broker's
-tick; state: level -> next offset of queue level - 1.
+offsets may be saved. Does not decide delays or targets (``protocol.delay``). Its state is
+level -> next offset of queue level - 1.
 
 Invariants: never early; a level's messages keep their order; a saved offset never covers a copy
 that is not on disk, so a crash may repeat copies but loses none.

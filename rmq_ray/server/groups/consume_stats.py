@@ -17,9 +17,9 @@ from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.server.base.refusal import Refused
 from rmq_ray.server.groups.membership import Membership
 from rmq_ray.server.tables.offset_table import OffsetTable
-from rmq_ray.server.tables.store_times import store_ms_at
 from rmq_ray.server.tables.topic_table import TopicTable
 from rmq_ray.store.front.message_store import MessageStore
+from rmq_ray.store.reading.record_lookup import store_ms_of
 
 QUEUES_MAX = 50_000
 """An answer is one frame of 16 MiB; beyond it ask group by group (208)."""
@@ -71,3 +71,12 @@ def read(store: MessageStore, broker_name: str, wanted: Iterable[Listed]) -> Fou
             MessageQueue(topic, broker_name, queue_id)
         ] = progress
     return {group: list(by_topic.values()) for group, by_topic in found.items()}
+
+
+def store_ms_at(store: MessageStore, topic: str, queue_id: int, offset: int) -> int:
+    """When the message at a queue offset was stored, ms; -1 when it is not there. It reads the log:
+    call it beside the loop where there are many.
+    """
+    log_offset = store.log_offset_of(topic, queue_id, offset) if offset >= 0 else -1
+    record = store.record_at(log_offset) if log_offset >= 0 else None
+    return -1 if record is None else store_ms_of(record)

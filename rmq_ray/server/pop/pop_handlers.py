@@ -111,7 +111,6 @@ class PopHandlers:
             clock,
             config.parked_pulls_max,
         )
-        ledger.freed = self.waiting.wake_group
 
     def pop_records(self, command: Command, peer: Peer) -> Command | None:
         """20030: messages at once where there are some, else the pop waits as long as it asked."""

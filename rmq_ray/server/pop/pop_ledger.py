@@ -66,12 +66,18 @@ class PopLedger:
     """
 
     def __init__(
-        self, journal: PopJournal, offsets: OffsetTable, clock: Clock, offload: Offload
+        self,
+        journal: PopJournal,
+        offsets: OffsetTable,
+        clock: Clock,
+        offload: Offload,
+        freed: Callable[[str], None],
     ) -> None:
         self._journal = journal
         self._offsets = offsets
         self._clock = clock
         self._offload = offload
+        self._freed = freed
         self._history: PopHistory | None = None
         self._buffer: list[Event] | None = None
         self._rewrite_at = JOURNAL_BYTES_MIN
@@ -84,7 +90,6 @@ class PopLedger:
         self.table = PopTable()
         self.counters = PopCounters()
         self.full: set[Key] = set()
-        self.freed: Callable[[str], None] = lambda group: None
 
     # --- life -------------------------------------------------------------------------------------
 
@@ -271,7 +276,7 @@ class PopLedger:
                 stored,
             )
         self._record((EventKind.FORGET, *key))
-        self.freed(key[0])
+        self._freed(key[0])
         return None
 
     def _record(self, event: Event) -> None:
@@ -296,7 +301,7 @@ class PopLedger:
             self._commit(key, commit)
         if key in self.full:
             self.full.discard(key)
-            self.freed(key[0])
+            self._freed(key[0])
 
     def _commit(self, key: Key, offset: int) -> None:
         if (

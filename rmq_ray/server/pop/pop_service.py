@@ -67,6 +67,7 @@ class PopService:
             tables.offsets,
             clock,
             offload,
+            lambda group: self.handlers.waiting.wake_group(group),
         )
         self._mover = PopMover(self.ledger, path, writer, tables.groups.find, reads)
         self.handlers = PopHandlers(

@@ -8,8 +8,7 @@
                           the next, until nothing is left
 
 Decides: whose turn it is, and that every waiting pop is answered, by its deadline at the latest.
-Which arrival wakes a room is the hold's. Called by ``pop_handlers``; ``ParkedPulls`` holds for it
-as it does for pulls.
+Which arrival wakes a room is the hold's; ``ParkedPulls`` holds for it as it does for pulls.
 
 Invariants: a room is served in a later turn of the loop than what woke it; one arrival wakes a room
 once, however many wait there; a pop leaves when it is answered or its connection closes.

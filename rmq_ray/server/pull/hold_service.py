@@ -2,8 +2,7 @@
 must run again.
 
 Decides: nothing beyond ``protocol.hold_table``: it feeds that table with the broker's events and
-with time. Does not decide: what a pull answers. Called by the actor shell; the other end is
-``server.pull.hold_link``.
+with time. Does not decide: what a pull answers. The other end is ``server.pull.hold_link``.
 
     broker ──park, arrived, forget, maxima──> HoldTable ──wake──> broker
 

@@ -1,8 +1,7 @@
 """What travels between a broker and its hold service: frames of events over one Unix socket.
 
 Decides: the bytes and their limits. Does not decide: what an event means (``protocol.hold_table``),
-when it is sent. Called by ``server.pull.hold_link`` (the broker's end) and
-``server.pull.hold_service``.
+when it is sent.
 
     frame     u32 length of the rest, big-endian · msgpack list of events
     event     list; its first member is the kind

@@ -4,8 +4,7 @@
 Decides: whether the expression comes with the pull or from the group's heartbeat, and every refusal
 about subscriptions and filters: 23, 24, 25, 27, 28, and 1 where SQL filters are switched off. Does
 not decide what passes (``protocol.filters.filter_tag``, ``protocol.filters.filter_sql92``) nor
-whether the group may consume. Called by: pull handlers; SQL filters of groups are told by
-heartbeats (``FilterTable``). One loop.
+whether the group may consume. SQL filters of groups are told by heartbeats (``FilterTable``).
 """
 
 from __future__ import annotations

@@ -6,8 +6,7 @@ accounting, audit, tracing on the server's side.
 The hooks are objects with ``before(ctx)`` and ``after(ctx)``, pickled with the configuration.
 
 Decides what a hook sees. Hooks run in the broker's loop: they must not block. One that raises is
-logged; the send goes on. A broker without hooks has its handlers as they are. Called by:
-``BrokerCore``, when it makes its table of handlers.
+logged; the send goes on. A broker without hooks has its handlers as they are.
 """
 
 from __future__ import annotations

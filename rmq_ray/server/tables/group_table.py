@@ -3,7 +3,6 @@
 
 Decides: which groups exist and with which settings. Does not decide who is a member
 (``protocol.consumer_group``) or how the table is saved; it calls ``changed`` after each change.
-Callers: heartbeats, pulls, send-back, administration.
 """
 
 from __future__ import annotations

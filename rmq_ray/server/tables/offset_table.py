@@ -1,8 +1,7 @@
 """Consumed offsets of all groups, and whose word counts when an offset is to go back
 (protocol-behaviour 18; promises: offsets).
 
-Decides: whether a commit is taken. Does not decide when the table is saved. Callers: the offset
-handlers, pulls that carry a commit, administration, start (clamping to what the log still has).
+Decides: whether a commit is taken. Does not decide when the table is saved.
 
 Rules: a higher commit is taken from anyone that the queue's lock does not exclude. A lower one only
 from the client of the group's latest pull of that queue, or from an administrator; it is counted. A
