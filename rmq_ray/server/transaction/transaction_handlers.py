@@ -274,7 +274,7 @@ class TransactionHandlers:
 
 class TransactionAsker:
     """Finds a live connection of the half's producer group, any of them, and sends it 39.
-    Implements ``transaction_service.Asker``.
+    Implements ``transaction_service.CheckSender``.
     """
 
     def __init__(self, members: Membership, host: tuple[str, int]) -> None:

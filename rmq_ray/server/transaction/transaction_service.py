@@ -70,7 +70,7 @@ class HalfEnding(NamedTuple):
     text: str
 
 
-class Asker(Protocol):
+class CheckSender(Protocol):
     """Who asks producers."""
 
     def find(self, properties: dict[str, str]) -> Peer | None:
@@ -95,7 +95,7 @@ class Transactions:
         topics: TopicTable,
         offsets: OffsetTable,
         counters: Counters,
-        asker: Asker,
+        asker: CheckSender,
     ) -> None:
         self._rules = CheckRules(
             config.transaction_timeout_ms,
