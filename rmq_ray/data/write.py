@@ -21,8 +21,7 @@ from ray.data.block import BlockAccessor
 
 from rmq_ray.actors.discovery import discovery_for
 from rmq_ray.client.scan.bulk_arguments import frame_timeout_ms
-from rmq_ray.client.scan.partition_sink import Target, send_partition
-from rmq_ray.client.scan.queue_list import write_queues
+from rmq_ray.client.scan.partition_sink import Target, send_partition, write_queues
 from rmq_ray.client.sending.arrow_columns import Columns
 from rmq_ray.config import DEFAULT_CLUSTER
 from rmq_ray.errors import ClientError

@@ -16,7 +16,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from rmq_ray.actors.discovery import RayDiscovery, StaticDiscovery, discovery_for
-from rmq_ray.client.scan.queue_list import write_queues
+from rmq_ray.client.scan.partition_sink import write_queues
 from rmq_ray.client.sending.arrow_columns import Columns
 from rmq_ray.config import DEFAULT_CLUSTER
 from rmq_ray.errors import SparkError

@@ -7,35 +7,54 @@ values where programs do.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
-from rmq_ray.client.admin.admin_arrow import AdminArrow
-from rmq_ray.client.admin.admin_brokers import AdminBrokers
+import msgpack
+
 from rmq_ray.client.admin.admin_groups import AdminGroups
 from rmq_ray.client.admin.admin_link import POLL_MS, accepted, body_of
-from rmq_ray.client.admin.admin_messages import AdminMessages
+from rmq_ray.client.scan.scan_plan import open_reader, plan_scan
+from rmq_ray.codec.record import decode_record, parse_offset_message_id
+from rmq_ray.codec.record_rows import record_row
 from rmq_ray.errors import AdminError, ClientError, TopicNotFound
-from rmq_ray.model.ids import MessageQueue
+from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.model.topics import (
     DEFAULT_TOPIC,
     DLQ_PREFIX,
     REPLY_SUFFIX,
     RETRY_PREFIX,
     SYSTEM_TOPICS,
+    TRACE_TOPIC,
+    Permission,
     TopicConfig,
     TopicRoute,
 )
+from rmq_ray.model.trace import decode
+from rmq_ray.protocol.scan.scan_positions import Where
 from rmq_ray.protocol.validators import check_topic
 from rmq_ray.remoting.wire.bodies import decode_route, decode_topic_configs, decode_topic_list
 from rmq_ray.remoting.wire.bodies_admin import QueueStats, decode_topic_stats
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
-from rmq_ray.remoting.wire.frame import Command
-from rmq_ray.remoting.wire.headers import CreateTopicHeader, RouteHeader, TopicHeader
+from rmq_ray.remoting.wire.frame import Buffer, Command
+from rmq_ray.remoting.wire.headers import (
+    CreateTopicHeader,
+    QueryMessageHeader,
+    RouteHeader,
+    TopicHeader,
+    ViewMessageHeader,
+)
 
 QUEUES_MAX = 4_096
+FOUND_MAX = 64  # a broker returns no more for one query
+_END_OF_TIME_MS = (1 << 63) - 1
+CHUNK_BYTES = 8 << 20
+ROWS_MAX = 50_000_000
+_WRITE = int(Permission.WRITE)
 
 
-class Admin(AdminGroups, AdminMessages, AdminArrow, AdminBrokers):
+class Admin(AdminGroups):
     """One client instance; ``close`` it when done. ``timeout_ms``: of each request."""
 
     def topics(self, *, system: bool = False) -> list[str]:
@@ -196,6 +215,235 @@ class Admin(AdminGroups, AdminMessages, AdminArrow, AdminBrokers):
                 )
             clock.sleep_ms(POLL_MS)
 
+    def find_messages(
+        self,
+        topic: str,
+        key: str,
+        *,
+        limit: int = 32,
+        begin_ms: int = 0,
+        end_ms: int = _END_OF_TIME_MS,
+    ) -> list[dict[str, Any]]:
+        """Messages of a topic with a business key, or with a message id as the key, stored in
+        [begin, end]; newest first, at most 64 a broker.
+        """
+        check_topic(topic)
+        if not key:
+            raise ClientError("the key is empty; give the key or the message id to look for")
+        header = QueryMessageHeader(
+            topic=topic,
+            key=key,
+            max_count=max(1, min(limit, FOUND_MAX)),
+            begin_ms=begin_ms,
+            end_ms=end_ms,
+        )
+        rows: list[dict[str, Any]] = []
+        for broker, address in self.masters().items():
+            command = Command(RequestCode.QUERY_MESSAGE, fields=header.to_fields())
+            answer = self._ask(
+                address,
+                command,
+                f"broker {broker} did not look for {key!r} in topic {topic!r}",
+                (ResponseCode.QUERY_NOT_FOUND,),
+            )
+            if answer.code == ResponseCode.SUCCESS:
+                rows += _rows(broker, body_of(answer))
+        return sorted(rows, key=lambda row: (-int(row["store_ms"]), -int(row["log_offset"])))[
+            :limit
+        ]
+
+    def message_trace(self, message_id: str, *, topic: str = TRACE_TOPIC) -> list[dict[str, Any]]:
+        """What traced clients wrote of a message, by its message id or a business key: rows in the
+        order of their times.
+
+        Columns: ``time_ms``, ``kind`` (Pub, SubBefore, SubAfter, EndTransaction), ``group``,
+        ``message_id`` and the record's other fields.
+        """
+        found = self.find_messages(topic, message_id, limit=FOUND_MAX)
+        records = {record for row in found if row["body"] for record in decode(row["body"])}
+        wanted = [
+            record
+            for record in records
+            if message_id == record.message_id or message_id in record.keys.split()
+        ]
+        rows = [
+            {
+                "time_ms": record.ms,
+                "kind": type(record).__name__,
+                "group": record.group,
+                **asdict(record),
+            }
+            for record in wanted
+        ]
+        for row in rows:
+            del row["ms"]
+        return sorted(
+            rows, key=lambda row: (row["time_ms"], row["kind"] in ("SubAfter", "EndTransaction"))
+        )
+
+    def message_at(self, offset_message_id: str) -> dict[str, Any]:
+        """The message with an offset message id (``SendResult.offset_message_id``): broker address
+        and log offset, 32 hex digits.
+
+        ``ClientError`` for a text that is none, ``AdminError`` where no master has that address, or
+        nothing lies there.
+        """
+        try:
+            host, port, log_offset = parse_offset_message_id(offset_message_id)
+        except ValueError as error:
+            raise ClientError(
+                f"{offset_message_id!r} is no offset message id: {error}", offset_message_id
+            ) from None
+        wanted = Address(host, port)
+        broker = next((name for name, address in self.masters().items() if address == wanted), None)
+        if broker is None:
+            raise AdminError(
+                f"no master of this cluster listens at {wanted}; for the message id of a "
+                f"producer give the topic too",
+                offset_message_id,
+            )
+        command = Command(
+            RequestCode.VIEW_MESSAGE_BY_ID, fields=ViewMessageHeader(offset=log_offset).to_fields()
+        )
+        return _rows(
+            broker,
+            body_of(
+                self._ask(
+                    wanted, command, f"broker {broker} has no message at log offset {log_offset}"
+                )
+            ),
+        )[0]
+
+    def to_arrow(
+        self,
+        topic: str,
+        *,
+        start: Where = "earliest",
+        end: Where = "latest",
+        columns: Sequence[str] | None = None,
+        rows_max: int = ROWS_MAX,
+    ) -> Any:
+        """``pyarrow.Table`` of what the topic holds now (columns: ``rmq_ray.model.arrow.SCHEMA``);
+        ``.to_pandas()`` makes a frame of it.
+
+        ``start``, ``end``: "earliest", "latest", a time, a group's position or offsets, see
+        ``rmq_ray.protocol.scan.scan_positions``. All of it lies in this process's memory: a plan of
+        more than ``rows_max`` rows is refused with ``ClientError`` before anything is read. Raises
+        ``TopicNotFound``, ``OffsetOutOfRange`` and ``ClusterError`` as reading into Spark does. The
+        segments are kept from retention until it returns.
+        """
+        check_topic(topic)
+        import pyarrow as pa
+
+        from rmq_ray.codec.arrow_reader import to_batch
+
+        empty = to_batch(
+            topic, "", b"", [], columns
+        )  # also checks the columns, before anything is asked for
+        batches = []
+        with plan_scan(
+            self._discovery, topic, start, end, 1, getattr(self._discovery, "broker_names", tuple)()
+        ) as plan:
+            if plan.rows > rows_max:
+                raise ClientError(
+                    f"topic {topic!r} has {plan.rows} messages there, more than "
+                    f"rows_max={rows_max}: read a part, or use Spark or Ray Data",
+                    plan.rows,
+                )
+            reader = open_reader(plan)
+            try:
+                for split in plan.splits:
+                    for records, sizes in reader.read(split, CHUNK_BYTES):
+                        batches.append(
+                            to_batch(topic, split.queue.broker_name, records, sizes, columns)
+                        )
+            finally:
+                reader.close()
+        return pa.Table.from_batches(batches or [empty])
+
+    def drain_broker(self, broker: str) -> dict[str, Any]:
+        """The broker takes no new messages from now on, until ``undrain_broker`` or its next start;
+        it serves and delivers what it has.
+
+        On return its queues are shown without write permission. Sends that still reach it are
+        refused and go to another broker by themselves; where a topic has no other broker they are
+        repeated until their time-out. Returns ``broker``, ``address``, ``draining``, ``was``.
+        ``AdminError`` for an unknown name.
+        """
+        return self._drain(broker, True)
+
+    def undrain_broker(self, broker: str) -> dict[str, Any]:
+        """End of ``drain_broker``: on return the name servers show its topics with the permissions
+        that they have.
+        """
+        return self._drain(broker, False)
+
+    def delete_expired(self, broker: str) -> None:
+        """Segments of the broker's log that are older than its ``reserved_hours`` go within the
+        next minutes, whatever the hour; the newest one never.
+        """
+        self._ask(
+            self._master(broker),
+            Command(RequestCode.DELETE_EXPIRED_COMMITLOG),
+            f"broker {broker} did not begin to clean",
+        )
+
+    def broker_status(self, broker: str) -> dict[str, Any]:
+        """What the master tells of itself (operations: status)."""
+        answer = self._ask(
+            self._master(broker),
+            Command(RequestCode.BROKER_STATUS),
+            f"broker {broker} did not tell its state",
+        )
+        found: dict[str, Any] = msgpack.unpackb(body_of(answer), strict_map_key=False)
+        return found
+
+    def _drain(self, broker: str, draining: bool) -> dict[str, Any]:
+        address = self._master(broker)
+        what = "drained" if draining else "taken back"
+        answer = self._ask(
+            address,
+            Command(RequestCode.DRAIN_BROKER, body=msgpack.packb([draining])),
+            f"broker {broker} was not {what}",
+        )
+        self._wait_until_shown(broker, not draining)
+        return {"broker": broker, "address": str(address), **msgpack.unpackb(body_of(answer))}
+
+    def _master(self, broker: str) -> Address:
+        masters = self.masters()
+        if broker not in masters:
+            raise AdminError(
+                f"no broker {broker!r} is registered; there are {', '.join(sorted(masters))}",
+                broker,
+            )
+        return masters[broker]
+
+    def _wait_until_shown(self, broker: str, writable: bool) -> None:
+        """A name server shows the topic that each broker has under its own name with the permission
+        that is meant.
+        """
+        clock = self._client().clock
+        deadline = clock.monotonic_ms() + self._timeout_ms
+        command = Command(
+            RequestCode.GET_ROUTEINFO_BY_TOPIC,
+            fields=RouteHeader(topic=broker, accept_standard_json_only=True).to_fields(),
+        )
+        while True:
+            route = decode_route(body_of(self._name_server(command)))
+            if {
+                bool(queue.permission & _WRITE)
+                for queue in route.queues
+                if queue.broker_name == broker
+            } == {writable}:
+                return
+            if clock.monotonic_ms() > deadline:
+                raise AdminError(
+                    f"the name servers do not show the change of broker {broker} after "
+                    f"{self._timeout_ms // 1000} s",
+                    broker,
+                )
+            clock.sleep_ms(POLL_MS)
+
 
 def _is_system(name: str, own: set[str]) -> bool:
     return (
@@ -204,3 +452,15 @@ def _is_system(name: str, own: set[str]) -> bool:
         or name.startswith((RETRY_PREFIX, DLQ_PREFIX, "rmq_sys_"))
         or name.endswith(REPLY_SUFFIX)
     )
+
+
+def _rows(broker: str, body: Buffer) -> list[dict[str, Any]]:
+    """Records back to back."""
+    rows = []
+    data = bytes(body)
+    at = 0
+    while at < len(data):  # ends: every record has a size
+        record = decode_record(data, at)
+        rows.append({"broker": broker, **record_row(record)})
+        at += record.size
+    return rows

@@ -3,7 +3,7 @@
 
 Decides what a resent message is: body, tag, keys, flag and the user's properties, for all groups of
 the topic; it gets an id of its own. Which messages are found is the index's matter
-(``admin_messages``): those of the last days that retention kept. Dead letters have a way of their
+(``Admin.find_messages``): those of the last days that retention kept. Dead letters have a way of their
 own (``dead_letters``).
 """
 

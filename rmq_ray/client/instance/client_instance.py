@@ -24,8 +24,7 @@ from typing import TypeVar
 
 from rmq_ray.client.instance.broker_link import BrokerLink
 from rmq_ray.client.instance.managed import ManagedConsumer, ManagedProducer, ServiceState
-from rmq_ray.client.instance.route_cache import RouteCache
-from rmq_ray.client.instance.route_watch import RouteWatch
+from rmq_ray.client.instance.route_cache import RouteCache, RouteWatch
 from rmq_ray.client.instance.timers import Timers
 from rmq_ray.clock import SYSTEM_CLOCK, Clock
 from rmq_ray.config import RemotingLimits

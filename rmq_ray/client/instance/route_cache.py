@@ -2,7 +2,7 @@
 addresses (protocol-behaviour 6, 7).
 
 Decides when a fetched route is a change and what follows from it. Does not talk to name servers
-(``fetch`` does) and runs no timer (``ClientInstance`` does). Readers take no lock: every table
+(``fetch`` does); who watches a failing topic runs in the timers of ``ClientInstance``. Readers take no lock: every table
 entry is an immutable value, replaced as a whole.
 
 Invariants: a route that cannot be fetched, or is gone at the name server, leaves the old one in
@@ -17,6 +17,7 @@ import math
 import threading
 from collections.abc import Callable
 
+from rmq_ray.client.instance.timers import Timers
 from rmq_ray.clock import SYSTEM_CLOCK, Clock
 from rmq_ray.errors import NoRoute, RemotingError, RequestTimeout, TopicNotWritable
 from rmq_ray.model.ids import MASTER_ID, Address, MessageQueue
@@ -30,6 +31,8 @@ from rmq_ray.protocol.routing.publish_info import (
 )
 
 LOCK_TIMEOUT_MS = 3_000
+WATCH_EVERY_MS = 50.0
+WATCH_LASTING_MS = 1_000.0
 DEFAULT_TOPIC_QUEUES = 4
 WHENEVER = math.inf
 READ_ONLY_MS = 50.0
@@ -395,3 +398,39 @@ class RouteCache:
         self._routes[topic] = route
         self._read_only.pop(topic, None)  # was said of the route before
         return True
+
+
+class RouteWatch:
+    """Looks at a topic's route again and again while sends to it fail: a broker that is promoted
+    elsewhere is found within 50 ms of its registration.
+
+    One of a client instance. ``refresh(topic)`` fetches one route, in the timers' thread. One look
+    at a time for each topic, and none once no send has failed for a second.
+    """
+
+    def __init__(self, timers: Timers, clock: Clock, refresh: Callable[[str], None]) -> None:
+        self._timers = timers
+        self._clock = clock
+        self._refresh = refresh
+        self._lock = threading.Lock()
+        self._until: dict[str, float] = {}
+
+    def look(self, topic: str) -> None:
+        """A send to the topic failed and will be tried again: look now, and go on looking. Any
+        thread; returns at once.
+        """
+        with self._lock:
+            watched = topic in self._until
+            self._until[topic] = self._clock.monotonic_ms() + WATCH_LASTING_MS
+        if not watched:
+            self._timers.soon(f"watch of {topic}", lambda: self._go_on(topic))
+
+    def _go_on(self, topic: str) -> None:
+        with self._lock:
+            if self._clock.monotonic_ms() > self._until.get(topic, 0.0):
+                self._until.pop(topic, None)
+                return
+        try:
+            self._refresh(topic)
+        finally:
+            self._timers.after(WATCH_EVERY_MS, lambda: self._go_on(topic))

@@ -10,14 +10,17 @@ rows that were counted are stored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from rmq_ray.client.instance.client_instance import ClientInstance
+from rmq_ray.client.instance.outage import wait_for_brokers
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.client.sending.arrow_columns import Columns
+from rmq_ray.errors import TopicNotFound
 from rmq_ray.model.ids import MessageQueue
-from rmq_ray.ports import ClusterAddress
+from rmq_ray.ports import ClusterAddress, Discovery
 from rmq_ray.protocol.scan.derived_frames import DerivedFrames
 
 SPARK_GROUP = "rmq-ray-spark"
@@ -84,3 +87,28 @@ def send_partition(
                 rows += batch.num_rows
                 stored(batch.num_rows)
     return rows
+
+
+def write_queues(
+    discovery: Discovery, topic: str, brokers_expected: Collection[str] = ()
+) -> list[MessageQueue]:
+    """The queues of a topic that can be written, complete and sorted: for writers whose repeats
+    must go to the same places.
+
+    Brokers that belong to the cluster are waited for, since a name server leaves out the queues of
+    a broker that is down. ``TopicNotFound`` where the topic does not exist, ``ClusterError`` where
+    an expected broker stays away for 30 s.
+    """
+    instance = ClientInstance.get_or_create(discovery)
+    instance.start()
+    try:
+        wait_for_brokers(instance, brokers_expected, "its queues belong to the write")
+        instance.routes.refresh(topic)
+        info = instance.routes.publish(topic)
+    finally:
+        instance.release()
+    if info is None or not info.queues:
+        raise TopicNotFound(
+            f"topic {topic!r} does not exist, or nobody may write it: create it first", topic
+        )
+    return sorted(info.queues)
