@@ -1,5 +1,5 @@
 """Answers that come after ``handle`` returned: how handlers ask for it. Implemented by
-``broker_core.BrokerCore``.
+``core.dispatch.Dispatch``.
 """
 
 from __future__ import annotations

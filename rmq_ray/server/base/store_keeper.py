@@ -56,6 +56,9 @@ class StoreKeeper:
     directory; both run in a thread.
 
     ``on_serving(store)`` and ``on_lost()`` run in the loop, just before and after it serves.
+    ``reopens``: whether a store that failed is opened again here; a deposed master's is not.
+    ``covered``: how much of the log, below what is on disk, may stand behind a progress that is
+    saved: what the next master has, too.
     """
 
     def __init__(
@@ -65,6 +68,9 @@ class StoreKeeper:
         offload: Offload,
         on_serving: Callable[[MessageStore], None],
         on_lost: Callable[[], None],
+        *,
+        reopens: bool = True,
+        covered: Callable[[int], int] = lambda log_offset: log_offset,
     ) -> None:
         self._make = make
         self._prepare = prepare
@@ -84,12 +90,8 @@ class StoreKeeper:
         self.state = KeeperState.STARTING
         self.error: RmqError | None = None
         self.reopened = 0
-        self.reopens = True
-        """Whether a store that failed is opened again here; a deposed master's is not."""
-        self.covered: Callable[[int], int] = lambda log_offset: log_offset
-        """How much of the log, below what is on disk, may stand behind a progress that is saved:
-        what the next master has, too.
-        """
+        self._reopens = reopens
+        self.covered = covered
         self.last_recovery: Any = None
 
     def start(
@@ -115,7 +117,7 @@ class StoreKeeper:
         if (
             self.state in (KeeperState.STARTING, KeeperState.FAILED)
             and not self._busy
-            and (self.reopens or self.state is KeeperState.STARTING)
+            and (self._reopens or self.state is KeeperState.STARTING)
         ):
             if self._retry_at_ms == 0.0:
                 self._retry_at_ms = now_ms + RETRY_MS
@@ -142,7 +144,7 @@ class StoreKeeper:
         self._failed_store = store
         self.store, self.state, self.error = None, KeeperState.FAILED, error
         self._on_lost()
-        if self.reopens:
+        if self._reopens:
             self._open()
 
     def close(self) -> MessageStore | None:

@@ -1,9 +1,10 @@
-"""A broker without sockets and threads of its own: its parts, which handler serves which code, what
-happens when time passes.
+"""A broker without sockets and threads of its own: which parts it has, how they are wired, what
+happens when its store serves or is lost, and when time passes.
 
-Decides: how errors become answers, what is served in which state of the store, how often periodic
-work runs. Does not decide anything about messages: handlers, rules and the store do. ``Broker``
-gives it a port and a loop; tests drive it directly.
+Decides: what each part is handed, how often periodic work runs. Does not decide which requests are
+served and how errors become answers (``dispatch``), what handlers are made of
+(``broker_handlers``), or anything about messages: handlers, rules and the store do. ``Broker`` gives
+it a port and a loop; tests drive it directly.
 
 Invariants: one loop calls everything here; ``handle`` never blocks on a disk's sync and never
 raises an ``RmqError``.
@@ -13,45 +14,34 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Callable
 from typing import Any
 
 from rmq_ray.clock import Clock
-from rmq_ray.config import BrokerConfig
+from rmq_ray.config import BrokerConfig, FlushMode, ReplicationMode
 from rmq_ray.errors import (
-    AppendUnknown,
     BrokerBusy,
-    NotAuthorized,
     RmqError,
     StoreFailed,
-    StoreNotReady,
 )
 from rmq_ray.files import FileSystem
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.delay import DelayLevels
-from rmq_ray.remoting.request_table import Asker
-from rmq_ray.remoting.wire.codes import ResponseCode
-from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, Command
 from rmq_ray.server.base.counters import Counters
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.offload import Offload
 from rmq_ray.server.base.put_rate import PutRate
-from rmq_ray.server.base.refusal import Refused
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.base.timers import Timers
-from rmq_ray.server.core.broker_handlers import make_handlers
-from rmq_ray.server.core.broker_roles import answer_wait_ms, refuse_as_slave
-from rmq_ray.server.core.broker_status import broker_status
+from rmq_ray.server.core.broker_handlers import HandlerParts, make_handlers
+from rmq_ray.server.core.dispatch import Dispatch
 from rmq_ray.server.core.drain import Drain
 from rmq_ray.server.core.upkeep import CLEAN_MS, FIRST_CLEAN_MS, Upkeep
 from rmq_ray.server.delay.delay_service import DelayService
 from rmq_ray.server.delay.timer_service import HOUR_MS, TimerService
-from rmq_ray.server.groups.group_handlers import GroupHandlers
-from rmq_ray.server.groups.lock_handlers import LockHandlers
 from rmq_ray.server.groups.membership import Membership
-from rmq_ray.server.pop.pop_service import PopService
 from rmq_ray.server.pull.parked_pulls import Hold, OnWake
-from rmq_ray.server.pull.pull_handlers import PullHandlers
 from rmq_ray.server.replication.leadership import Leadership
 from rmq_ray.server.replication.leadership_gate import LeadershipGate
 from rmq_ray.server.replication.replication import Replication
@@ -67,8 +57,7 @@ from rmq_ray.store.replication.follower_store import FollowerStore
 
 log = logging.getLogger("rmq_ray.server")
 TICK_MS = 50
-# error classes with codes from here on have no meaning on the wire, except ours from 20001
-CLIENT_SIDE_CODES = 10_000
+FALL_BEHIND_TOLD = 20
 FIRST_PERSIST_MS = FILTER_PERSIST_MS = 10_000
 
 
@@ -81,11 +70,6 @@ class BrokerCore:
     None = the same. ``leadership``, ``epoch``: under a controller, and of which epoch it is master (None
     = a follower).
     """
-
-    pulls: PullHandlers
-    pops: PopService
-    group_handlers: GroupHandlers
-    lock_handlers: LockHandlers
 
     def __init__(  # noqa: PLR0913 - what a broker is made of
         self,
@@ -104,7 +88,7 @@ class BrokerCore:
         self.identity = identity
         self.clock = clock
         self.offload = offload
-        self.reads = reads or offload
+        reads = reads or offload
         self.counters = Counters()
         self.rate = PutRate(self.counters)
         self.levels = DelayLevels.parse(config.delay_levels)
@@ -115,8 +99,17 @@ class BrokerCore:
         self.members = Membership(identity.name, clock, config.queue_lock_ms)
         self._found: LoadedTables | None = None
         self.keeper = StoreKeeper(
-            self._make_store, self._read_tables, offload, self._serving, self._lost
+            self._make_store,
+            self._read_tables,
+            offload,
+            self._serving,
+            self._lost,
+            reopens=leadership is None or epoch is None,
+            covered=lambda log_offset: self.replication.covered(log_offset),
         )
+        self.dispatch = Dispatch(identity, self.keeper, self.tables, self.counters, reads)
+        self.handle = self.dispatch.handle
+        """Serve one request, see ``Dispatch.handle``."""
         self.upkeep = Upkeep(self.keeper, identity, self.tables.offsets, clock, offload)
         self.replication = Replication(
             config,
@@ -125,14 +118,14 @@ class BrokerCore:
             clock,
             self._files,
             offload,
-            self.answer,
-            self.answer_from,
+            self.dispatch.answer,
+            self.dispatch.answer_from,
             self._durable,
             lambda: self.timed.saved,
+            self.tables.versions,
             leadership,
             epoch,
         )
-        self.replication.versions = self.tables.versions
         self.acks = Acknowledgements(answer_wait_ms(config), config.in_flight_bytes_max)
         self.writer = MessageWriter(
             self.keeper,
@@ -164,90 +157,46 @@ class BrokerCore:
         )
         self.timers = Timers(clock.monotonic_ms())
         self._more_delays = self._more_checks = False
-        self.replica_status: Callable[[], dict[str, Any]] | None = None  # of a slave
+        self._replica_status: Callable[[], dict[str, Any]] | None = None
         self._started: list[Callable[[RmqError | None], None]] = []
         self.gate = (
             LeadershipGate(leadership, epoch, identity, self.keeper, self.replication, config)
             if leadership is not None
             else None
         )
-        self.keeper.reopens, self.keeper.covered = (
-            leadership is None or epoch is None,
-            self.replication.covered,
+        handlers = make_handlers(
+            HandlerParts(
+                config,
+                self._files,
+                store_host,
+                clock,
+                identity,
+                self.keeper,
+                self.tables,
+                self.members,
+                self.counters,
+                self.rate,
+                self.acks,
+                self.writer,
+                self.delays,
+                self.timed,
+                self.transactions,
+                self.replication,
+                offload,
+                reads,
+                self.dispatch,
+                self.drain,
+                self.upkeep,
+                self.status,
+            ),
+            make_hold,
         )
-        self._requests = hooked(
-            make_handlers(self, make_hold, store_host, self._files), config.send_hooks
-        )
+        self.pulls, self.pops = handlers.pulls, handlers.pops
+        self.group_handlers, self.lock_handlers = handlers.groups, handlers.locks
+        self.dispatch.begin(hooked(handlers.requests, config.send_hooks), self.gate)
         self._set_timers()
 
-    # --- requests ---
-
-    def handle(self, command: Command, peer: Peer) -> Command | None:
-        """Serve one request; ``None`` when the answer comes later through ``peer.send``, or never
-        (oneway).
-        """
-        served = self._requests.get(command.code)
-        if served is None:
-            return self._not_supported(command)
-        row, handler = served
-        try:
-            if not self.tables.loaded and not row.any_state:
-                raise self.keeper.refusal()
-            if self.gate is not None:
-                self.gate.check(row.fence)
-            if not peer.trusted and Asker.FOREIGN not in row.asked_by:
-                raise NotAuthorized(
-                    "this request is for clients of the cluster that proved its secret"
-                )
-            if row.master_only:
-                refuse_as_slave(self.identity)
-            answer = handler(command, peer)
-        except RmqError as error:
-            answer = self._refuse(command, peer, error)
-        return None if command.flag & FLAG_ONEWAY else answer
-
-    def serve(self, command: Command, peer: Peer) -> None:
-        """Serve a request that had to wait; its answer is sent."""
-        row, handler = self._requests[command.code]
-
-        def run() -> Command | None:
-            if row.master_only:
-                refuse_as_slave(self.identity)
-            return handler(command, peer)
-
-        self.answer(command, peer, run)
-
-    def answer(self, command: Command, peer: Peer, run: Callable[[], Command | None]) -> None:
-        """Send what ``run`` returns, or the refusal it raises."""
-        try:
-            answer = run()
-        except RmqError as error:
-            answer = self._refuse(command, peer, error)
-        if answer is not None and not command.flag & FLAG_ONEWAY:
-            peer.send(answer)
-
-    def answer_from(
-        self,
-        command: Command,
-        peer: Peer,
-        read: Callable[[], Any],
-        build: Callable[[Any], Command | None],
-    ) -> None:
-        """Run ``read`` beside the loop, then send what ``build`` makes of its result in the loop.
-        Raises ``BrokerBusy`` when too much waits.
-        """
-
-        def run(outcome: Any) -> Command | None:
-            if isinstance(outcome, Exception):
-                raise outcome
-            return build(outcome)
-
-        self.reads.submit(read, lambda outcome: self.answer(command, peer, lambda: run(outcome)))
-
-    @staticmethod
-    def _not_supported(command: Command) -> Command | None:
-        remark = f" request type {command.code} not supported"
-        return command.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
+    # --- life ---
 
     def closed(self, peer: Peer) -> None:
         """A connection ended."""
@@ -255,27 +204,6 @@ class BrokerCore:
         self.pulls.closed(peer)
         self.group_handlers.closed(peer)
         self.replication.closed(peer)
-
-    def _refuse(self, command: Command, peer: Peer, error: RmqError) -> Command | None:
-        """The answer that names the error. No answer to a message that may be stored: every code
-        stands for a definite refusal, a closed connection for neither, so that producers send the
-        frame again, which is recognised when the disk was read.
-        """
-        if isinstance(error, AppendUnknown):
-            self.keeper.check(error)
-            peer.close(error.message)
-            return None
-        if isinstance(error, Refused):
-            return command.answer(error.response_code, remark=error.message)
-        if isinstance(error, StoreNotReady) and peer.trusted:
-            return command.answer(ResponseCode.STILL_RECOVERING, remark=error.message)
-        self.keeper.check(error)
-        if error.code == ResponseCode.SYSTEM_BUSY:
-            self.counters.refused_busy += 1
-        code = error.code if error.code < CLIENT_SIDE_CODES else int(ResponseCode.SYSTEM_ERROR)
-        return command.answer(code, remark=error.message)
-
-    # --- life ---
 
     def open(
         self, create: bool, identity: str | None, started: Callable[[RmqError | None], None]
@@ -333,6 +261,10 @@ class BrokerCore:
         for name in ("queue_locks", "pop.journal"):
             self._files.unlink(f"{self.config.store.path}/rmq_ray/{name}")
 
+    def show_replica(self, status: Callable[[], dict[str, Any]]) -> None:
+        """Of a slave: what it says of its following goes into the status, too."""
+        self._replica_status = status
+
     def follower_parts(self) -> FollowerParts:
         """What following a master feeds."""
         return FollowerParts(
@@ -346,8 +278,63 @@ class BrokerCore:
         )
 
     def status(self) -> dict[str, Any]:
-        """States and counts; plain values."""
-        return broker_status(self)
+        """BROKER_STATUS (operations: status): states and counts; plain values."""
+        store, keeper, identity, tables = (
+            self.keeper.store,
+            self.keeper,
+            self.identity,
+            self.tables,
+        )
+        found: dict[str, Any] = {
+            "state": keeper.state.value,
+            "error": None
+            if keeper.error is None
+            else f"{type(keeper.error).__name__}: {keeper.error}",
+            "reopened": keeper.reopened,
+            "pid": os.getpid(),
+            "broker_name": identity.name,
+            "broker_id": identity.broker_id,
+            "cluster": identity.cluster,
+            "address": identity.address,
+            "boot_ms": identity.boot_ms,
+            "draining": identity.draining,
+            "flush": self.config.store.flush.value,
+            "topics": len(tables.topics),
+            "consumer_groups": self.members.consumers.groups(),
+            "parked_pulls": len(self.pulls.parked),
+            "late_pulls": self.pulls.parked.late,
+            "hold_alive": self.pulls.parked.hold.alive,
+            "waiting_acks": len(self.acks),
+            "in_flight_bytes": self.acks.in_flight_bytes,
+            "flush_timeouts": self.acks.timeouts,
+            "slave_timeouts": self.acks.slave_timeouts,
+            "offsets_lowered": tables.offsets.lowered,
+            "offsets_refused": tables.offsets.refused,
+            "offsets_clamped": tables.offsets.clamped,
+            "commits_fenced": tables.offsets.fenced,
+            "queue_locks": len(self.members.locks),
+            "delay_offsets": self.delays.offsets(),
+            "fall_behind": tables.offsets.behind.worst(FALL_BEHIND_TOLD),
+            "half_messages": self.transactions.pending,
+            "timing_messages": self.timed.waiting,
+            "pop": self.pops.status(),
+            "replication": self.replication.status(),
+            "identity": None,
+            "epoch": 0,
+            **self.upkeep.status(),
+            **self.counters.as_dict(),
+        }
+        if store is not None:
+            found |= {
+                "identity": store.identity,
+                "epoch": store.epoch,
+                "visible_offset": store.visible_offset,
+                "durable_offset": store.durable_offset,
+                "store": store.status(),
+            }
+        if self._replica_status is not None:
+            found["replica"] = self._replica_status()
+        return found
 
     # --- wiring ---
 
@@ -501,3 +488,14 @@ def _removed(outcome: object) -> None:
         log.warning("what another master has handed out since is still noted here: %s", outcome)
     elif isinstance(outcome, Exception):
         raise outcome
+
+
+def answer_wait_ms(config: BrokerConfig) -> int:
+    """How long the answer to a send waits: for the disk (syncFlushTimeout), else for slaves
+    (slaveTimeout).
+    """
+    waits_for_disk = (
+        config.store.flush is FlushMode.SYNC_FLUSH
+        or config.replication is ReplicationMode.ASYNC_MASTER
+    )
+    return config.store.sync_flush_timeout_ms if waits_for_disk else config.slave_timeout_ms

@@ -6,162 +6,223 @@ Which of them serves which request is in ``remoting.request_table``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import Any
 
+from rmq_ray.clock import Clock
+from rmq_ray.config import BrokerConfig
 from rmq_ray.files import FileSystem
 from rmq_ray.remoting.request_table import Handler, Party, Row, bind
 from rmq_ray.server.admin.admin_handlers import AdminHandlers
 from rmq_ray.server.admin.query_handlers import QueryHandlers
 from rmq_ray.server.admin.topic_handlers import TopicHandlers
+from rmq_ray.server.base.counters import Counters
+from rmq_ray.server.base.identity import Identity
+from rmq_ray.server.base.offload import Offload
+from rmq_ray.server.base.put_rate import PutRate
+from rmq_ray.server.base.store_keeper import StoreKeeper
+from rmq_ray.server.core.dispatch import Dispatch
+from rmq_ray.server.core.drain import Drain
+from rmq_ray.server.core.upkeep import Upkeep
+from rmq_ray.server.delay.delay_service import DelayService
 from rmq_ray.server.delay.recall_handler import RecallHandler
+from rmq_ray.server.delay.timer_service import TimerService
 from rmq_ray.server.groups.group_handlers import GroupHandlers
 from rmq_ray.server.groups.group_operations import GroupOperations
 from rmq_ray.server.groups.lock_handlers import LockHandlers
+from rmq_ray.server.groups.membership import Membership
 from rmq_ray.server.groups.offset_handlers import OffsetHandlers
 from rmq_ray.server.groups.subscription_watch import SubscriptionWatch
 from rmq_ray.server.pop.pop_service import PopService
 from rmq_ray.server.pull.parked_pulls import Hold, OnWake
 from rmq_ray.server.pull.pull_handlers import PullHandlers, PullTables
+from rmq_ray.server.replication.replication import Replication
 from rmq_ray.server.send.bundle_handler import BundleHandler
+from rmq_ray.server.send.message_writer import MessageWriter
 from rmq_ray.server.send.records_handlers import RecordsHandlers
 from rmq_ray.server.send.reply_handlers import ReplyHandlers
 from rmq_ray.server.send.send_back import SendBackHandler
 from rmq_ray.server.send.send_handlers import SendHandlers
-from rmq_ray.server.send.send_path import FastFailure, SendPath, TopicGate
+from rmq_ray.server.send.send_path import Acknowledgements, FastFailure, SendPath, TopicGate
+from rmq_ray.server.tables.broker_tables import BrokerTables
 from rmq_ray.server.transaction.transaction_handlers import HalvesHandlers, TransactionHandlers
-
-if TYPE_CHECKING:
-    from rmq_ray.server.core.broker_core import BrokerCore
+from rmq_ray.server.transaction.transaction_service import Transactions
 
 
-def make_handlers(
-    core: BrokerCore,
-    make_hold: Callable[[OnWake], Hold],
-    store_host: tuple[str, int],
-    files: FileSystem,
-) -> dict[int, tuple[Row, Handler]]:
-    """Request code -> its row and who serves it; the parts that ``core`` needs itself are set on it."""
-    tables, keeper, identity = core.tables, core.keeper, core.identity
+@dataclass(frozen=True, slots=True)
+class HandlerParts:
+    """The parts of a broker that handlers are made of."""
+
+    config: BrokerConfig
+    files: FileSystem
+    store_host: tuple[str, int]
+    clock: Clock
+    identity: Identity
+    keeper: StoreKeeper
+    tables: BrokerTables
+    members: Membership
+    counters: Counters
+    rate: PutRate
+    acks: Acknowledgements
+    writer: MessageWriter
+    delays: DelayService
+    timed: TimerService
+    transactions: Transactions
+    replication: Replication
+    offload: Offload
+    reads: Offload
+    dispatch: Dispatch
+    drain: Drain
+    upkeep: Upkeep
+    status: Callable[[], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Handlers:
+    """``requests``: request code -> its row and who serves it; the others hear of time, too."""
+
+    requests: dict[int, tuple[Row, Handler]]
+    pulls: PullHandlers
+    pops: PopService
+    groups: GroupHandlers
+    locks: LockHandlers
+
+
+def make_handlers(parts: HandlerParts, make_hold: Callable[[OnWake], Hold]) -> Handlers:
+    """All handlers of a broker."""
+    tables, dispatch, config = parts.tables, parts.dispatch, parts.config
     path = SendPath(
-        keeper,
+        parts.keeper,
         tables.topics,
-        TopicGate(identity, tables.topics, tables.groups),
+        TopicGate(parts.identity, tables.topics, tables.groups),
         tables.pending_topics,
-        core.acks,
-        core.counters,
-        core.clock,
-        core.config.store.acknowledges_later or core.replication.sync,
-        core.serve,
-        FastFailure(
-            core.clock, core.offload.post, core.config.stale_send_ms, core.config.disk_busy_ms
-        ),
-        core.replication,
+        parts.acks,
+        parts.counters,
+        parts.clock,
+        config.store.acknowledges_later or parts.replication.sync,
+        dispatch.serve,
+        FastFailure(parts.clock, parts.offload.post, config.stale_send_ms, config.disk_busy_ms),
+        parts.replication,
     )
-    records, halves = RecordsHandlers(path), HalvesHandlers(path, core.config.reject_transactions)
-    sends = SendHandlers(
-        path,
-        core.writer,
-        tables.groups,
-        identity,
-        core.config.store.body_bytes_max,
-        store_host,
-        core.config.reject_transactions,
-    )
-    ends = TransactionHandlers(
-        path, core.transactions, identity, core.answer_from, core.config.store.body_bytes_max
-    )
-    bundles = BundleHandler(core.handle)
-    recalls = RecallHandler(path, core.timed, identity, core.clock, core.answer_from)
-    replies = ReplyHandlers(
-        path,
-        core.writer,
-        core.members,
-        identity,
-        store_host,
-        core.answer,
-        core.config.store_replies,
-    )
-    back = SendBackHandler(path, core.writer, tables.groups, identity, core.answer_from)
     shared = PullTables(
-        identity, tables.topics, tables.groups, core.members, tables.offsets, tables.filters
+        parts.identity, tables.topics, tables.groups, parts.members, tables.offsets, tables.filters
     )
-    core.pulls = pulls = PullHandlers(
-        keeper,
+    pulls = PullHandlers(
+        parts.keeper,
         shared,
-        core.writer,
-        core.counters,
-        core.clock,
-        core.config,
+        parts.writer,
+        parts.counters,
+        parts.clock,
+        config,
         make_hold,
-        core.answer,
-        core.answer_from,
+        dispatch.answer,
+        dispatch.answer_from,
     )
-    core.pops = PopService(
-        core.config,
-        files,
+    pops = PopService(
+        config,
+        parts.files,
         path,
-        core.writer,
+        parts.writer,
         shared,
         pulls.parked,
-        core.clock,
-        core.answer,
-        core.offload,
-        core.reads,
+        parts.clock,
+        dispatch.answer,
+        parts.offload,
+        parts.reads,
     )
-    watch = SubscriptionWatch(core.members.consumers, tables.filters, core.counters, core.clock)
-    core.group_handlers = groups = GroupHandlers(
-        core.members, tables.groups, tables.topics, core.counters, core.clock, watch
+    watch = SubscriptionWatch(parts.members.consumers, tables.filters, parts.counters, parts.clock)
+    groups = GroupHandlers(
+        parts.members, tables.groups, tables.topics, parts.counters, parts.clock, watch
     )
-    core.lock_handlers = locks = LockHandlers(core.members.locks, tables.locks, core.clock)
-    offsets = OffsetHandlers(keeper, tables.topics, tables.offsets, core.members, core.answer_from)
+    locks = LockHandlers(parts.members.locks, tables.locks, parts.clock)
+    requests = bind(
+        Party.BROKER,
+        *_sending(parts, path),
+        pulls,
+        pops.handlers,
+        groups,
+        locks,
+        *_administering(parts),
+        parts.drain,
+        parts.upkeep,
+        parts.replication,
+    )
+    return Handlers(requests, pulls, pops, groups, locks)
+
+
+def _sending(parts: HandlerParts, path: SendPath) -> tuple[object, ...]:
+    tables, dispatch, config = parts.tables, parts.dispatch, parts.config
+    records, halves = RecordsHandlers(path), HalvesHandlers(path, config.reject_transactions)
+    sends = SendHandlers(
+        path,
+        parts.writer,
+        tables.groups,
+        parts.identity,
+        config.store.body_bytes_max,
+        parts.store_host,
+        config.reject_transactions,
+    )
+    ends = TransactionHandlers(
+        path, parts.transactions, parts.identity, dispatch.answer_from, config.store.body_bytes_max
+    )
+    bundles = BundleHandler(dispatch.handle)
+    recalls = RecallHandler(path, parts.timed, parts.identity, parts.clock, dispatch.answer_from)
+    replies = ReplyHandlers(
+        path,
+        parts.writer,
+        parts.members,
+        parts.identity,
+        parts.store_host,
+        dispatch.answer,
+        config.store_replies,
+    )
+    back = SendBackHandler(path, parts.writer, tables.groups, parts.identity, dispatch.answer_from)
+    return records, sends, ends, halves, recalls, bundles, replies, back
+
+
+def _administering(parts: HandlerParts) -> tuple[object, ...]:
+    tables, dispatch = parts.tables, parts.dispatch
+    offsets = OffsetHandlers(
+        parts.keeper, tables.topics, tables.offsets, parts.members, dispatch.answer_from
+    )
     topics = TopicHandlers(
-        keeper,
+        parts.keeper,
         tables.topics,
         tables.groups,
         tables.offsets,
-        core.members,
+        parts.members,
         tables.save_topics,
         tables.save_groups,
-        core.answer,
+        dispatch.answer,
     )
     queries = QueryHandlers(
-        keeper, identity, tables.topics, tables.offsets, core.members, core.answer_from, core.clock
+        parts.keeper,
+        parts.identity,
+        tables.topics,
+        tables.offsets,
+        parts.members,
+        dispatch.answer_from,
+        parts.clock,
     )
     admin = AdminHandlers(
-        keeper,
-        identity,
-        core.config,
+        parts.keeper,
+        parts.identity,
+        parts.config,
         tables.topics,
-        core.delays,
-        core.counters,
-        core.rate,
-        core.clock,
-        core.status,
-        files,
+        parts.delays,
+        parts.counters,
+        parts.rate,
+        parts.clock,
+        parts.status,
+        parts.files,
     )
     operations = GroupOperations(
-        keeper, identity, tables.topics, tables.offsets, core.members, core.clock, core.answer_from
+        parts.keeper,
+        parts.identity,
+        tables.topics,
+        tables.offsets,
+        parts.members,
+        parts.clock,
+        dispatch.answer_from,
     )
-    return bind(
-        Party.BROKER,
-        records,
-        sends,
-        ends,
-        halves,
-        recalls,
-        bundles,
-        replies,
-        back,
-        pulls,
-        groups,
-        locks,
-        offsets,
-        topics,
-        queries,
-        admin,
-        operations,
-        core.pops.handlers,
-        core.drain,
-        core.upkeep,
-        core.replication,
-    )
+    return offsets, topics, queries, admin, operations

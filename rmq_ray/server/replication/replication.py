@@ -78,7 +78,7 @@ class _Held:
 
 class Replication:
     """``settle()``: more may be visible and acknowledged now. ``timer()``: how far messages with a
-    delivery time were delivered.
+    delivery time were delivered. ``versions()``: of the tables that slaves keep.
     """
 
     def __init__(  # noqa: PLR0913 - what replication touches
@@ -93,6 +93,7 @@ class Replication:
         answer_from: AnswerFrom,
         settle: Callable[[], None],
         timer: Callable[[], TimerProgress],
+        versions: Callable[[], tuple[int, ...]],
         leadership: Leadership | None = None,
         epoch: int | None = None,
     ) -> None:
@@ -106,14 +107,13 @@ class Replication:
         self._answer_from = answer_from
         self._settle = settle
         self._timer = timer
+        self._versions = versions
         self._held: dict[int, _Held] = {}
         self._peers: dict[int, Peer] = {}
         self._planned = False
         self._leadership = leadership
         self._epoch = epoch
         self._led = False
-        self.versions: Callable[[], tuple[int, ...]] = tuple
-        """Of the tables that slaves keep."""
         self.sync = config.replication is ReplicationMode.SYNC_MASTER and not identity.is_slave
         flush_counts = config.store.flush is FlushMode.SYNC_FLUSH
         self.followers = Followers(
@@ -316,7 +316,7 @@ class Replication:
             body=pack_state(
                 (progress.due_ms, progress.offset, progress.first, progress.cancel_from),
                 store.end_offset,
-                self.versions(),
+                self._versions(),
             )
         )
 

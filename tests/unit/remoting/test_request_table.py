@@ -59,7 +59,7 @@ def test_a_row_is_complete(row: Row) -> None:
 
 
 def test_a_broker_and_a_name_server_serve_their_rows(bench: Bench) -> None:
-    assert set(bench.core._requests) == set(rows_of(Party.BROKER))
+    assert set(bench.core.dispatch.requests) == set(rows_of(Party.BROKER))
     server = NameServer(NameServerConfig(), ManualClock())
     assert set(server._requests) == set(rows_of(Party.NAME_SERVER))
 

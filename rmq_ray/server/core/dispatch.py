@@ -1,0 +1,152 @@
+"""Which requests a broker serves now, and how what goes wrong becomes an answer (protocol-behaviour
+5, 22).
+
+Decides: what is served in which state of the store, in which role and epoch
+(``remoting.request_table``), how errors become answers, how an answer is given later. A slave
+serves reads: pulls, scans, queries, offsets, heartbeats (so that it knows the subscriptions of
+those who read from it); sends are refused by the topic gate with the topic's name, the end of a
+transaction has an answer of its own. Does not decide anything about messages: handlers do.
+
+Invariants: one loop calls everything here; nothing here raises an ``RmqError`` of a request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rmq_ray.errors import AppendUnknown, NotAuthorized, RmqError, StoreNotReady
+from rmq_ray.ports import Peer
+from rmq_ray.remoting.request_table import Asker, Handler, Row
+from rmq_ray.remoting.wire.codes import ResponseCode
+from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, Command
+from rmq_ray.server.base.counters import Counters
+from rmq_ray.server.base.identity import Identity
+from rmq_ray.server.base.offload import Offload
+from rmq_ray.server.base.refusal import Refused
+from rmq_ray.server.base.store_keeper import StoreKeeper
+from rmq_ray.server.replication.leadership_gate import LeadershipGate
+from rmq_ray.server.tables.broker_tables import BrokerTables
+
+# error classes with codes from here on have no meaning on the wire, except ours from 20001
+CLIENT_SIDE_CODES = 10_000
+
+
+class Dispatch:
+    """Of one broker. ``reads``: threads for what clients ask."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        keeper: StoreKeeper,
+        tables: BrokerTables,
+        counters: Counters,
+        reads: Offload,
+    ) -> None:
+        self._identity = identity
+        self._keeper = keeper
+        self._tables = tables
+        self._counters = counters
+        self._reads = reads
+        self._gate: LeadershipGate | None = None
+        self.requests: dict[int, tuple[Row, Handler]] = {}
+
+    def begin(self, requests: dict[int, tuple[Row, Handler]], gate: LeadershipGate | None) -> None:
+        """Serve these from now on: handlers answer through this object, so they are made after it.
+        ``gate``: under a controller.
+        """
+        self.requests, self._gate = requests, gate
+
+    def handle(self, command: Command, peer: Peer) -> Command | None:
+        """Serve one request; ``None`` when the answer comes later through ``peer.send``, or never
+        (oneway).
+        """
+        served = self.requests.get(command.code)
+        if served is None:
+            return self._not_supported(command)
+        row, handler = served
+        try:
+            if not self._tables.loaded and not row.any_state:
+                raise self._keeper.refusal()
+            if self._gate is not None:
+                self._gate.check(row.fence)
+            if not peer.trusted and Asker.FOREIGN not in row.asked_by:
+                raise NotAuthorized(
+                    "this request is for clients of the cluster that proved its secret"
+                )
+            if row.master_only:
+                self._refuse_as_slave()
+            answer = handler(command, peer)
+        except RmqError as error:
+            answer = self._refuse(command, peer, error)
+        return None if command.flag & FLAG_ONEWAY else answer
+
+    def serve(self, command: Command, peer: Peer) -> None:
+        """Serve a request that had to wait; its answer is sent."""
+        row, handler = self.requests[command.code]
+
+        def run() -> Command | None:
+            if row.master_only:
+                self._refuse_as_slave()
+            return handler(command, peer)
+
+        self.answer(command, peer, run)
+
+    def answer(self, command: Command, peer: Peer, run: Callable[[], Command | None]) -> None:
+        """Send what ``run`` returns, or the refusal it raises."""
+        try:
+            answer = run()
+        except RmqError as error:
+            answer = self._refuse(command, peer, error)
+        if answer is not None and not command.flag & FLAG_ONEWAY:
+            peer.send(answer)
+
+    def answer_from(
+        self,
+        command: Command,
+        peer: Peer,
+        read: Callable[[], Any],
+        build: Callable[[Any], Command | None],
+    ) -> None:
+        """Run ``read`` beside the loop, then send what ``build`` makes of its result in the loop.
+        Raises ``BrokerBusy`` when too much waits.
+        """
+
+        def run(outcome: Any) -> Command | None:
+            if isinstance(outcome, Exception):
+                raise outcome
+            return build(outcome)
+
+        self._reads.submit(read, lambda outcome: self.answer(command, peer, lambda: run(outcome)))
+
+    @staticmethod
+    def _not_supported(command: Command) -> Command | None:
+        remark = f" request type {command.code} not supported"
+        return command.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
+
+    def _refuse_as_slave(self) -> None:
+        identity = self._identity
+        if identity.is_slave:
+            raise Refused(
+                f"broker {identity.name} at {identity.address} is a slave; ask the master",
+                ResponseCode.NO_PERMISSION,
+            )
+
+    def _refuse(self, command: Command, peer: Peer, error: RmqError) -> Command | None:
+        """The answer that names the error. No answer to a message that may be stored: every code
+        stands for a definite refusal, a closed connection for neither, so that producers send the
+        frame again, which is recognised when the disk was read.
+        """
+        if isinstance(error, AppendUnknown):
+            self._keeper.check(error)
+            peer.close(error.message)
+            return None
+        if isinstance(error, Refused):
+            return command.answer(error.response_code, remark=error.message)
+        if isinstance(error, StoreNotReady) and peer.trusted:
+            return command.answer(ResponseCode.STILL_RECOVERING, remark=error.message)
+        self._keeper.check(error)
+        if error.code == ResponseCode.SYSTEM_BUSY:
+            self._counters.refused_busy += 1
+        code = error.code if error.code < CLIENT_SIDE_CODES else int(ResponseCode.SYSTEM_ERROR)
+        return command.answer(code, remark=error.message)
