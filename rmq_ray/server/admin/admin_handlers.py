@@ -23,9 +23,8 @@ from rmq_ray.model.topics import SCHEDULE_TOPIC
 from rmq_ray.ports import Peer
 from rmq_ray.remoting.wire import bodies, bodies_admin
 from rmq_ray.remoting.wire.frame import Command
-from rmq_ray.server.base.counters import Counters
+from rmq_ray.server.base.counters import Counters, PutRate
 from rmq_ray.server.base.identity import Identity
-from rmq_ray.server.base.put_rate import PutRate
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.delay.delay_service import DelayService
 from rmq_ray.server.tables.topic_table import TopicTable

@@ -22,9 +22,8 @@ from rmq_ray.remoting.wire.headers import (
     TopicHeader,
     ViewMessageHeader,
 )
-from rmq_ray.server.base.deferred_response import AnswerFrom
 from rmq_ray.server.base.identity import Identity
-from rmq_ray.server.base.refusal import Refused
+from rmq_ray.server.base.responses import AnswerFrom, Refused
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.groups.consume_stats import store_ms_at
 from rmq_ray.server.groups.membership import Membership

@@ -18,8 +18,7 @@ from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import CreateTopicHeader, DeleteGroupHeader, TopicHeader
 from rmq_ray.server.base.config_saver import Saved
-from rmq_ray.server.base.deferred_response import Answer
-from rmq_ray.server.base.refusal import Refused
+from rmq_ray.server.base.responses import Answer, Refused
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.groups.membership import Membership
 from rmq_ray.server.tables.group_table import GroupTable

@@ -28,10 +28,9 @@ from rmq_ray.errors import (
 from rmq_ray.files import FileSystem
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.delay import DelayLevels
-from rmq_ray.server.base.counters import Counters
+from rmq_ray.server.base.counters import Counters, PutRate
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.offload import Offload
-from rmq_ray.server.base.put_rate import PutRate
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.base.timers import Timers
 from rmq_ray.server.core.broker_handlers import HandlerParts, make_handlers

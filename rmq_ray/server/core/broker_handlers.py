@@ -16,10 +16,9 @@ from rmq_ray.remoting.request_table import Handler, Party, Row, bind
 from rmq_ray.server.admin.admin_handlers import AdminHandlers
 from rmq_ray.server.admin.query_handlers import QueryHandlers
 from rmq_ray.server.admin.topic_handlers import TopicHandlers
-from rmq_ray.server.base.counters import Counters
+from rmq_ray.server.base.counters import Counters, PutRate
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.offload import Offload
-from rmq_ray.server.base.put_rate import PutRate
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.core.dispatch import Dispatch
 from rmq_ray.server.core.drain import Drain
@@ -27,12 +26,11 @@ from rmq_ray.server.core.upkeep import Upkeep
 from rmq_ray.server.delay.delay_service import DelayService
 from rmq_ray.server.delay.recall_handler import RecallHandler
 from rmq_ray.server.delay.timer_service import TimerService
-from rmq_ray.server.groups.group_handlers import GroupHandlers
+from rmq_ray.server.groups.group_handlers import GroupHandlers, SubscriptionWatch
 from rmq_ray.server.groups.group_operations import GroupOperations
 from rmq_ray.server.groups.lock_handlers import LockHandlers
 from rmq_ray.server.groups.membership import Membership
 from rmq_ray.server.groups.offset_handlers import OffsetHandlers
-from rmq_ray.server.groups.subscription_watch import SubscriptionWatch
 from rmq_ray.server.pop.pop_service import PopService
 from rmq_ray.server.pull.parked_pulls import Hold, OnWake
 from rmq_ray.server.pull.pull_handlers import PullHandlers, PullTables

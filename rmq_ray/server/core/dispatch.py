@@ -23,7 +23,7 @@ from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, Command
 from rmq_ray.server.base.counters import Counters
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.offload import Offload
-from rmq_ray.server.base.refusal import Refused
+from rmq_ray.server.base.responses import Refused
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.replication.leadership_gate import LeadershipGate
 from rmq_ray.server.tables.broker_tables import BrokerTables

@@ -25,7 +25,7 @@ from rmq_ray.ports import Peer
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.server.base.identity import Identity
-from rmq_ray.server.base.refusal import Refused
+from rmq_ray.server.base.responses import Refused
 from rmq_ray.server.tables.topic_table import TopicTable
 
 POLL_S = 0.005

@@ -17,9 +17,8 @@ from rmq_ray.protocol.timer import WAITING, RecallHandle, names_same
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import RecallHeader
-from rmq_ray.server.base.deferred_response import AnswerFrom
 from rmq_ray.server.base.identity import Identity
-from rmq_ray.server.base.refusal import Refused
+from rmq_ray.server.base.responses import AnswerFrom, Refused
 from rmq_ray.server.delay.timer_service import TimerService
 from rmq_ray.server.send.send_path import SendPath
 from rmq_ray.store.front.message_store import MessageStore

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.remoting.wire.bodies_admin import Progress
 from rmq_ray.remoting.wire.codes import ResponseCode
-from rmq_ray.server.base.refusal import Refused
+from rmq_ray.server.base.responses import Refused
 from rmq_ray.server.groups.membership import Membership
 from rmq_ray.server.tables.offset_table import OffsetTable
 from rmq_ray.server.tables.topic_table import TopicTable

@@ -1,13 +1,15 @@
 """Heartbeats and members of groups (protocol-behaviour 12; remoting 3, 4, 5).
 
 Decides: what a heartbeat creates (group, retry topic), whom a change is told to. Does not decide
-how groups merge (``protocol.consumer_group``).
+how groups merge (``protocol.consumer_group``). Beyond who is there: SQL92 filters are taken in, and
+members that disagree are told, once for each state of the conflict.
 
 Invariant: a CHANGE notice (40) leaves before the answer of the heartbeat that caused it.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import cast
 
 from rmq_ray.clock import Clock
@@ -15,20 +17,21 @@ from rmq_ray.errors import RmqError
 from rmq_ray.model.groups import ConsumerData
 from rmq_ray.model.topics import retry_topic
 from rmq_ray.ports import Peer
-from rmq_ray.protocol.consumer_group import Client, GroupChange
-from rmq_ray.protocol.filters.subscription_conflicts import CONFLICT_FIELD
+from rmq_ray.protocol.consumer_group import Client, ConsumerTable, GroupChange
+from rmq_ray.protocol.filters.filter_table import FilterTable
+from rmq_ray.protocol.filters.subscription_conflicts import CONFLICT_FIELD, describe
 from rmq_ray.remoting.wire import bodies
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, Command
 from rmq_ray.remoting.wire.headers import ConsumerGroupHeader, UnregisterClientHeader
 from rmq_ray.server.base.counters import Counters
-from rmq_ray.server.groups.group_modes import divides_queues, refusal_to_join
-from rmq_ray.server.groups.membership import Membership
-from rmq_ray.server.groups.subscription_watch import TOLD_CHARS_MAX, SubscriptionWatch
+from rmq_ray.server.groups.membership import Membership, divides_queues, refusal_to_join
 from rmq_ray.server.tables.group_table import GroupTable
 from rmq_ray.server.tables.topic_table import TopicTable
 
+log = logging.getLogger("rmq_ray.server")
 GROUPS_PER_HEARTBEAT_MAX = 1_024
+TOLD_CHARS_MAX = 2_000
 
 
 class GroupHandlers:
@@ -153,3 +156,42 @@ class GroupHandlers:
                     {"consumerGroup": change.group},
                 )
             )
+
+
+class SubscriptionWatch:
+    """What heartbeats of one broker say about subscriptions: when a filter is registered or dies
+    (``FilterTable``), when a conflict is logged and counted. Which subscription counts is not decided
+    here.
+    """
+
+    def __init__(
+        self, consumers: ConsumerTable, filters: FilterTable, counters: Counters, clock: Clock
+    ) -> None:
+        self._consumers = consumers
+        self._filters = filters
+        self._counters = counters
+        self._clock = clock
+        self._told: dict[str, str] = {}
+
+    def heard(self, data: ConsumerData) -> str:
+        """A heartbeat was registered. Returns what is to be told to its sender: a conflict of the
+        group, or nothing.
+        """
+        for fault in self._filters.register(data.group, data.subscriptions, self._clock.now_ms()):
+            log.warning("%s", fault)
+        group = self._consumers.find(data.group)
+        if group is None or not group.declared.differ:
+            self._told.pop(data.group, None)
+            return ""
+        text = describe(data.group, group.conflicts())[:TOLD_CHARS_MAX]
+        if self._told.get(data.group) != text:
+            self._told[data.group] = text
+            self._counters.subscription_conflicts += 1
+            log.warning("%s", text)
+        return text
+
+    def changed(self, change: GroupChange) -> None:
+        """A group lost a member, maybe its last one."""
+        if change.removed:
+            self._told.pop(change.group, None)
+            self._filters.unregister(change.group, self._clock.now_ms())

@@ -36,9 +36,8 @@ from rmq_ray.remoting.wire.headers_groups import (
     ResetOffsetHeader,
     RunningInfoHeader,
 )
-from rmq_ray.server.base.deferred_response import AnswerFrom
 from rmq_ray.server.base.identity import Identity
-from rmq_ray.server.base.refusal import Refused
+from rmq_ray.server.base.responses import AnswerFrom, Refused
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.groups import consume_stats
 from rmq_ray.server.groups.membership import Membership

@@ -3,7 +3,11 @@ request is.
 
 Decides: by which name a connection is known (its client id once it sent a heartbeat, else the
 connection itself), and who counts as an administrator for offsets. Does not decide how groups merge
-(``protocol.consumer_group``). Callers: group, pull and offset handlers.
+(``protocol.consumer_group``).
+
+A group is consumed in one way at a time: by push and pull consumers, which own queues, or by simple
+ones, which pop from all; both at once would each move the group's offsets past what the other has
+in hand. Who comes second is refused.
 """
 
 from __future__ import annotations
@@ -11,11 +15,13 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from rmq_ray.clock import Clock
+from rmq_ray.model.groups import ConsumerData, ConsumeType
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.ports import Peer
-from rmq_ray.protocol.consumer_group import ConsumerTable, ProducerTable
+from rmq_ray.protocol.consumer_group import Connection, ConsumerGroup, ConsumerTable, ProducerTable
 from rmq_ray.protocol.queue_locks import LOCK_LIFE_MS, QueueLocks
 
+POP = ConsumeType.CONSUME_POP
 CLIENT_ID = "client_id"
 CONSUMER_GROUPS = "consumer_groups"
 
@@ -95,3 +101,40 @@ class Membership:
         return not self.locks.admits(
             group, MessageQueue(topic, self._broker_name, queue_id), lock_epoch
         )
+
+
+def divides_queues(data: ConsumerData) -> bool:
+    """Whether the members divide the queues among them, so that each must hear of every other."""
+    return data.consume_type is not POP
+
+
+def refusal_to_join(
+    found: ConsumerGroup | None, data: ConsumerData, connection: Connection
+) -> str | None:
+    """Why ``data`` cannot join ``found`` over this connection; None when it can."""
+    if found is None or (found.consume_type is POP) == (data.consume_type is POP):
+        return None
+    others = list(
+        dict.fromkeys(
+            client.client_id for peer, client in found.channels.items() if peer is not connection
+        )
+    )
+    if not others:
+        return None
+    used, wanted = (
+        ("simple", "push or pull") if found.consume_type is POP else ("push or pull", "simple")
+    )
+    return (
+        f"group {data.group} is used by {used} consumers ({', '.join(others[:3])}); {wanted} "
+        f"consumers need another group, or stop those first"
+    )
+
+
+def refusal_to_pull(found: ConsumerGroup | None) -> str | None:
+    """Why a member's pull is not served; None when it is."""
+    if found is None or found.consume_type is not POP:
+        return None
+    return (
+        f"group {found.name} is used by simple consumers ({', '.join(found.client_ids[:3])}); "
+        f"pull as another group, or stop them"
+    )

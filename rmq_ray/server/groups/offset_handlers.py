@@ -22,7 +22,7 @@ from rmq_ray.remoting.wire.headers import (
     SearchOffsetHeader,
     UpdateOffsetHeader,
 )
-from rmq_ray.server.base.deferred_response import AnswerFrom
+from rmq_ray.server.base.responses import AnswerFrom
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.groups.membership import Membership
 from rmq_ray.server.tables.offset_table import Commit, OffsetTable

@@ -47,9 +47,8 @@ from rmq_ray.remoting.wire.pops import (
 from rmq_ray.remoting.wire.records import PullRecords
 from rmq_ray.server.base.cold_reads import is_cold_pull
 from rmq_ray.server.base.counters import Counters
-from rmq_ray.server.base.deferred_response import Answer
 from rmq_ray.server.base.offload import Offload
-from rmq_ray.server.base.refusal import Refused
+from rmq_ray.server.base.responses import Answer, Refused
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.pop.pop_ledger import PopLedger
 from rmq_ray.server.pop.pop_waiting import PopWaiting, WaitingPop, Wish

@@ -25,8 +25,8 @@ from rmq_ray.ports import Peer
 from rmq_ray.protocol.pop import Expired
 from rmq_ray.protocol.redelivery import copy_properties, decide, max_times
 from rmq_ray.server.base.cold_reads import is_cold
-from rmq_ray.server.base.deferred_response import Answer
 from rmq_ray.server.base.offload import Offload
+from rmq_ray.server.base.responses import Answer
 from rmq_ray.server.pop.pop_handlers import PopHandlers
 from rmq_ray.server.pop.pop_ledger import PopLedger
 from rmq_ray.server.pull.parked_pulls import ParkedPulls

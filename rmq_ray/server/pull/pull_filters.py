@@ -20,7 +20,7 @@ from rmq_ray.protocol.filters.filter_table import FilterTable
 from rmq_ray.protocol.filters.filter_tag import tag_subscription
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.records import PullRecords
-from rmq_ray.server.base.refusal import Refused
+from rmq_ray.server.base.responses import Refused
 from rmq_ray.server.groups.membership import Membership
 
 

@@ -48,12 +48,10 @@ from rmq_ray.remoting.wire.records import (
 )
 from rmq_ray.server.base.cold_reads import is_cold_pull
 from rmq_ray.server.base.counters import Counters
-from rmq_ray.server.base.deferred_response import Answer, AnswerFrom
 from rmq_ray.server.base.identity import Identity
-from rmq_ray.server.base.refusal import Refused
+from rmq_ray.server.base.responses import Answer, AnswerFrom, Refused
 from rmq_ray.server.base.store_keeper import StoreKeeper
-from rmq_ray.server.groups.group_modes import refusal_to_pull
-from rmq_ray.server.groups.membership import Membership
+from rmq_ray.server.groups.membership import Membership, refusal_to_pull
 from rmq_ray.server.pull.parked_pulls import Hold, OnWake, ParkedPulls
 from rmq_ray.server.pull.pull_filters import EVERYTHING, PullFilters, Wanted
 from rmq_ray.server.send.message_writer import MessageWriter
@@ -107,7 +105,7 @@ class _Pull:
 
 class PullHandlers:
     """``make_hold(on_wake)`` builds the hold; ``answer`` and ``answer_from``: see
-    ``deferred_response``.
+    ``base.responses``.
     """
 
     def __init__(  # noqa: PLR0913 - what a pull touches

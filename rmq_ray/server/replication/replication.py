@@ -42,10 +42,9 @@ from rmq_ray.remoting.wire.replicas import (
     unpack_follow,
     unpack_replicate,
 )
-from rmq_ray.server.base.deferred_response import Answer, AnswerFrom
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.offload import Offload
-from rmq_ray.server.base.refusal import Refused
+from rmq_ray.server.base.responses import Answer, AnswerFrom, Refused
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.replication.leadership import Leadership
 from rmq_ray.store.front.message_store import MessageStore

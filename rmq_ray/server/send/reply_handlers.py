@@ -24,8 +24,8 @@ from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import SendHeader
 from rmq_ray.remoting.wire.headers_reply import PushReplyHeader
-from rmq_ray.server.base.deferred_response import Answer
 from rmq_ray.server.base.identity import Identity
+from rmq_ray.server.base.responses import Answer
 from rmq_ray.server.groups.membership import Membership
 from rmq_ray.server.send.message_writer import MessageWriter, Origin
 from rmq_ray.server.send.send_path import SendPath

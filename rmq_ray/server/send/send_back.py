@@ -17,9 +17,8 @@ from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import SendBackHeader
 from rmq_ray.server.base.cold_reads import is_cold
-from rmq_ray.server.base.deferred_response import AnswerFrom
 from rmq_ray.server.base.identity import Identity
-from rmq_ray.server.base.refusal import Refused
+from rmq_ray.server.base.responses import AnswerFrom, Refused
 from rmq_ray.server.send.message_writer import MessageWriter, Origin
 from rmq_ray.server.send.send_path import SendPath
 from rmq_ray.server.tables.group_table import GroupTable

@@ -45,7 +45,7 @@ from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import SendHeader
 from rmq_ray.server.base.identity import Identity
-from rmq_ray.server.base.refusal import Refused
+from rmq_ray.server.base.responses import Refused
 from rmq_ray.server.send.message_writer import MessageWriter, Origin
 from rmq_ray.server.send.send_path import SendPath
 from rmq_ray.server.tables.group_table import GroupTable

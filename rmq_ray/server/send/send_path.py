@@ -43,7 +43,7 @@ from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, Command
 from rmq_ray.server.base.counters import Counters
 from rmq_ray.server.base.identity import Identity
-from rmq_ray.server.base.refusal import Refused
+from rmq_ray.server.base.responses import Refused
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.replication.replication import Replication
 from rmq_ray.server.tables.group_table import GroupTable

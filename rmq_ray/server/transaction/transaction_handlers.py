@@ -45,9 +45,8 @@ from rmq_ray.remoting.wire.halves import (
 )
 from rmq_ray.remoting.wire.headers import CheckTransactionHeader, EndTransactionHeader
 from rmq_ray.server.base.cold_reads import is_cold
-from rmq_ray.server.base.deferred_response import AnswerFrom
 from rmq_ray.server.base.identity import Identity
-from rmq_ray.server.base.refusal import Refused
+from rmq_ray.server.base.responses import AnswerFrom, Refused
 from rmq_ray.server.groups.membership import Membership
 from rmq_ray.server.send.records_handlers import RecordsHandlers, first_record
 from rmq_ray.server.send.send_handlers import COPIES_ADD_BYTES, PROPERTIES_BYTES_MAX

@@ -1,5 +1,5 @@
-"""Answers that come after ``handle`` returned: how handlers ask for it. Implemented by
-``core.dispatch.Dispatch``.
+"""What a handler does instead of returning an answer: it refuses with a response code of its own
+choice, or answers later. ``core.dispatch`` implements both.
 """
 
 from __future__ import annotations
@@ -7,8 +7,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from rmq_ray.errors import RmqError
 from rmq_ray.ports import Peer
 from rmq_ray.remoting.wire.frame import Command
+
+
+class Refused(RmqError):
+    """``args[0]`` = remark, ``args[1]`` = response code."""
+
+    @property
+    def response_code(self) -> int:
+        """The answer's code."""
+        return int(str(self.args[1]))
+
 
 Answer = Callable[[Command, Peer, Callable[[], Command | None]], None]
 """``answer(command, peer, run)``: send what ``run`` returns, or the refusal it raises."""
