@@ -1,0 +1,95 @@
+"""What docs/data-flow.md lists of the journeys is what runs, and it stays short."""
+
+from __future__ import annotations
+
+import ast
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.push.push_consumer import PushConsumer
+from tests.support.brokers.live_cluster import LiveCluster
+from tests.support.journeys import FilesRun
+from tests.support.source_rules import PACKAGE, ROOT, imported
+from tools.shape import journeys_of
+
+LISTED = journeys_of(ROOT / "docs" / "data-flow.md")
+SEND, PULL, READ, START, UNDERFOOT = LISTED
+LIMITS = {SEND: 26, PULL: 22, READ: 14, START: 20}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
+    """Journey -> files that ran, of a send and of a parked pull that a message wakes."""
+    came = threading.Event()
+    directory = tmp_path_factory.mktemp("journeys")
+    with (
+        FilesRun() as files,
+        LiveCluster(directory) as cluster,
+        Producer("web", discovery=cluster) as producer,
+    ):
+
+        def send() -> None:
+            producer.send("orders", b"x", tag="paid")
+
+        for _ in range(10):
+            send()
+        sent = files.always(send)
+        with PushConsumer(
+            "billing",
+            listener=lambda _messages, _ctx: came.set(),
+            subscriptions={"orders": "*"},
+            discovery=cluster,
+        ) as consumer:
+
+            def woken() -> None:
+                came.clear()
+                send()
+                assert came.wait(10)
+                consumer.persist_offsets()  # sent without an answer
+                time.sleep(0.015)  # the next pull is parked by then, and few timers ran
+
+            for _ in range(5):
+                woken()
+            pulled = files.always(woken)
+    return {SEND: set(sent), PULL: set(pulled) - set(sent)}
+
+
+@pytest.mark.parametrize("journey", [SEND, PULL])
+def test_the_files_that_run_are_those_that_the_page_lists(
+    journey: str, run: dict[str, set[str]]
+) -> None:
+    listed, ran = set(LISTED[journey]), run[journey] - set(LISTED[UNDERFOOT])
+    assert ran - listed == set(), "ran, and not listed"
+    assert listed - run[SEND] - run[PULL] == set(), "listed, and did not run"
+
+
+@pytest.mark.parametrize("journey", [READ, START])
+def test_each_file_of_a_journey_is_imported_by_another_one(journey: str) -> None:
+    files = LISTED[journey]
+    names = {file: "rmq_ray." + file.removesuffix(".py").replace("/", ".") for file in files}
+    seen = {file: _imports(PACKAGE / file) for file in files}
+    lonely = [
+        file
+        for file in files[1:]
+        if not any(names[file] in seen[other] for other in files if other != file)
+    ]
+    assert lonely == []
+
+
+def _imports(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text("utf-8"))
+    found = {name for _node, name in imported(tree)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+@pytest.mark.parametrize("journey", LIMITS)
+def test_a_journey_stays_short(journey: str) -> None:
+    assert len(LISTED[journey]) <= LIMITS[journey]
+    assert all((PACKAGE / file).is_file() for file in LISTED[journey])
