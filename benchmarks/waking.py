@@ -1,8 +1,10 @@
 """What waking threads and processes costs on this machine with nothing else done: the floors of
 ``send`` from many threads and of end-to-end latency.
 
-    relay      thread ──socket──> other process ──socket──> reader thread ──queue──> listener thread, one message every 10 ms
-    sharing    64 threads put nothing into shared frames of 200 bytes each, an echo answers, the threads of a frame wake one another
+    relay    thread ──socket──> other process ──socket──> reader thread ──queue──> listener thread,
+             one message every 10 ms
+    sharing  64 threads put nothing into shared frames of 200 bytes each, an echo answers, the
+             threads of a frame wake one another
 
 A core that slept 10 ms wakes slowly and finds its caches empty: a ping every 10 ms takes several
 times a ping in a tight loop.

@@ -28,7 +28,7 @@ from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import DEFAULT_CLUSTER, FailoverConfig
 from rmq_ray.errors import ClusterError, ConfigError, RmqError
 from rmq_ray.topology.reader import read_topology
-from rmq_ray.topology.specs import Topology
+from rmq_ray.topology.rules import Topology
 
 log = logging.getLogger("rmq_ray.cluster")
 START_TIMEOUT_S = 180.0

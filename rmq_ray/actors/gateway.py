@@ -17,8 +17,7 @@ import ray
 import ray.exceptions
 
 from rmq_ray.actors import names
-from rmq_ray.actors.shell import exit_hard
-from rmq_ray.actors.supervise import Ping
+from rmq_ray.actors.shell import Ping, exit_hard
 from rmq_ray.errors import BrokerBusy, ClusterError, ConfigError, RmqError
 from rmq_ray.ports import ClusterAddress
 from rmq_ray.server.base.offload import ThreadOffload

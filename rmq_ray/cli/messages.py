@@ -19,7 +19,7 @@ import click
 import rmq_ray
 from rmq_ray.cli import output
 from rmq_ray.cli.context import Options, pass_options, told
-from rmq_ray.client.admin.resending import Resending
+from rmq_ray.client.admin.dead_letters import Resending
 from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.errors import ClusterError, RmqError
 from rmq_ray.model.topics import TRACE_TOPIC

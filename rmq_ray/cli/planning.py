@@ -12,7 +12,7 @@ from click.core import ParameterSource
 from rmq_ray.cli import output, ray_head
 from rmq_ray.cli.context import Options, first_line, pass_options, told
 from rmq_ray.topology.reader import read_topology
-from rmq_ray.topology.specs import Topology
+from rmq_ray.topology.rules import Topology
 
 DESCRIBING = (
     "brokers",

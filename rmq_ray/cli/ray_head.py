@@ -1,7 +1,8 @@
 """Ray heads on this machine: which one a command means, starting one, stopping exactly the one that
 was started.
 
-    <temporary directory>/rmq_ray-heads-<uid>/<port>.json      {"port": 6379, "session_id": 4711}, one for each head that ``up`` started
+    <temporary directory>/rmq_ray-heads-<uid>/<port>.json  {"port": 6379, "session_id": 4711}, one
+                                                           for each head that ``up`` started
 
 ``ray stop`` ends every Ray process of the machine, other people's clusters too; so a head is
 started in a session of the operating system's own (``setsid``), and stopping ends that session.

@@ -1,8 +1,9 @@
 """Property strings of many records as Arrow columns, without a Python object per record
 (store-format 2.4).
 
-    name 0x01 value 0x02 name 0x01 value ...      parts without 0x01, shorter than 3 or with an empty value are skipped;
-                                                  of equal names in one string the last counts
+    name 0x01 value 0x02 name 0x01 value ...  parts without 0x01, shorter than 3 or with an empty
+                                              value are skipped; of equal names in one string the
+                                              last counts
 
 Decides: what is a key, the tag, a unique key, a user's property. Does not decide where strings lie
 (``arrow_reader``). Called by: ``arrow_reader``. Pure. How: separators are found over all strings at

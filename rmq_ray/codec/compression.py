@@ -1,7 +1,7 @@
 """Bodies made smaller by the sender and restored by readers (store-format 2.3): zlib, LZ4 frames,
 Zstandard.
 
-    SYSFLAG   0x1 = compressed     bits 8-10: 1 LZ4, 2 ZSTD, 3 ZLIB; 0 = zlib too, from clients before 5
+    SYSFLAG  0x1 = compressed  bits 8-10: 1 LZ4, 2 ZSTD, 3 ZLIB; 0 = zlib too, from clients before 5
 
 Apache RocketMQ's consumers of 4.9 read zlib only, those of 5 all three. Decides bytes and flags.
 Does not decide which bodies are worth it (``client.outgoing.compressing``) or what follows when one

@@ -1,8 +1,8 @@
 """Unique keys in a row: 28 characters that they share and 4 hexadecimal digits that count
 (store-format 2.5).
 
-    7F000001 4D2A 5EED0001 00000000 | 0000 .. FFFF          a key as text, only when somebody asks for it
-                                                            all keys as uint8[n, 32] for the encoder
+    7F000001 4D2A 5EED0001 00000000 | 0000 .. FFFF     a key as text, only when somebody asks for it
+                                                       all keys as uint8[n, 32] for the encoder
 
 Decides nothing: producers say where the count begins. Called by producers' identities, encoders and
 results. Pure and immutable.

@@ -2,7 +2,8 @@
 that the strings are a matrix.
 
     KEYS 0x01 o-17 0x02 TAGS 0x01 eu 0x02
-    KEYS 0x01 o-18 0x02 TAGS 0x01 us 0x02        two rows, read by their columns: 0x02 .. 0x7E where values are, elsewhere all equal
+    KEYS 0x01 o-18 0x02 TAGS 0x01 us 0x02  two rows, read by their columns: 0x02 .. 0x7E where
+                                           values are, elsewhere all equal
 
 The quickest way to read strings that differ, and the commonest: rows of one table, whose keys are
 of one length. Decides which strings are so plain that no rule needs to look at them one by one, as
@@ -17,8 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rmq_ray.codec.record_batch import Array, KeyHashes
-from rmq_ray.codec.text_hashes import powers
+from rmq_ray.codec.record_batch import Array, KeyHashes, powers
 from rmq_ray.model.message import KEYS, RESERVED_PROPERTIES, TAGS
 
 _UNUSUAL = frozenset(name.encode() for name in RESERVED_PROPERTIES - {KEYS, TAGS})

@@ -14,18 +14,103 @@ delayed, committed, made by a foreign client).
 Decides: the form of the mark and of the frame's CRC. Does not decide: validity of records
 (``frame_check``), what a repeat is answered (``deduplication``). Called by: encoder, checker,
 recovery, the single-message path. Pure functions.
+
+CRCs of many bodies that lie in one buffer: what appending, reading and recovery spend most of
+their time on.
+
+Called by ``frame_check``, ``log_reader`` and ``log_scan``, which compare. Pure. Invariant: all ways
+give the same values.
+
+Java's string hash of many ASCII texts that lie in one buffer (store-format 3, 5), without a
+string for each.
+
+Pure. Called by ``alike_properties`` (tags, keys) and ``index_service`` (``topic#key``). Numbers are
+uint32: the bits of Java's int.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from rmq_ray.codec.record import CRC_MASK
 from rmq_ray.model.checksum import crc32
 from rmq_ray.model.ids import FrameId
 from rmq_ray.model.message import FRAME, NAME_SEPARATOR, PROPERTY_SEPARATOR
+
+_SHIFTS_MAX = 32_768  # no property is longer
+
+
+def hash_texts_at(data: Array, begins: Array, ends: Array) -> Array:
+    """``String.hashCode`` of the texts at bytes [begins, ends) of ``data`` (uint8): uint32[n].
+    Texts of one length are hashed together.
+    """
+    lengths = ends - begins
+    hashes = np.zeros(len(begins), np.uint32)
+    for length in np.flatnonzero(np.bincount(lengths)).tolist():
+        if length:
+            rows = np.flatnonzero(lengths == length)
+            texts = (
+                np.ndarray((len(data) - length + 1,), f"V{length}", data, 0, (1,))[begins[rows]]
+                .view(np.uint8)
+                .reshape(len(rows), length)
+            )
+            hashes[rows] = texts.astype(np.uint32) @ powers(length)
+    return hashes
+
+
+@lru_cache(maxsize=256)
+def powers(length: int) -> Array:
+    """uint32: what each of ``length`` characters is multiplied with."""
+    return np.array([pow(31, length - 1 - n, 1 << 32) for n in range(length)], np.uint32)
+
+
+def shifts(lengths: Array) -> Array:
+    """uint32: what the hash of a head is multiplied with when a text of such a length follows."""
+    found: Array = _all_shifts()[lengths]
+    return found
+
+
+@cache
+def _all_shifts() -> Array:
+    factors = np.full(_SHIFTS_MAX, 31, np.uint32)
+    factors[0] = 1
+    return np.multiply.accumulate(factors, dtype=np.uint32)
+
+
+_EQUAL_MAX = 512  # bytes; above, copying the bodies costs more than a view of each
+
+
+def body_crcs(buffer: bytes | bytearray | memoryview, begins: Array, ends: Array) -> Array:
+    """BODYCRC (store-format 2.1) of each of the bodies [begins, ends) as uint32; at least one body,
+    all of them inside of the buffer.
+
+    Short bodies of one length are cut out by one numpy call: 0.07 us instead of 0.13 us for 100
+    bytes. Long ones of one length that lie at equal distances are rows of a matrix: 0.10 us instead
+    of 0.14 us for 1 KB.
+    """
+    count = len(begins)
+    lengths = ends - begins
+    length = int(lengths[0])
+    equal = length > 0 and bool((lengths == length).all())
+    if equal and length <= _EQUAL_MAX:
+        bodies = np.ndarray((len(buffer) - length + 1,), f"V{length}", buffer, 0, (1,))[
+            begins
+        ].tolist()
+        return np.fromiter(map(crc32, bodies), np.uint32, count) & CRC_MASK
+    step = int(begins[1] - begins[0]) if count > 1 else 0
+    if equal and step >= length and bool((np.diff(begins) == step).all()):
+        rows = np.ndarray((count, length), np.uint8, buffer, int(begins[0]), (step, 1))
+        return np.array(list(map(crc32, rows)), np.uint32) & CRC_MASK
+    view = memoryview(buffer)
+    found = [
+        crc32(view[begin:end]) for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)
+    ]
+    return np.array(found, np.uint32) & CRC_MASK
+
 
 MARK_PREFIX = FRAME.encode() + b"\x01"
 MARK_BYTES = len(MARK_PREFIX) + 72

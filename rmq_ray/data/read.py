@@ -21,7 +21,7 @@ from rmq_ray.actors.discovery import discovery_for
 from rmq_ray.actors.gateway import require_ray
 from rmq_ray.client.scan.bulk_arguments import checked_columns, topic_or_pattern
 from rmq_ray.client.scan.scan_plan import ScanOptions, ScanPlan, open_reader, plan_scan
-from rmq_ray.codec.arrow_rows import Rows
+from rmq_ray.codec.arrow_reader import Rows
 from rmq_ray.config import DEFAULT_CLUSTER
 from rmq_ray.errors import ClientError
 from rmq_ray.model.arrow import SCHEMA
@@ -133,7 +133,7 @@ def _reader(plan: ScanPlan, number: int, rows: Rows) -> Any:
     def read() -> Iterator[Any]:
         import pyarrow as pa
 
-        from rmq_ray.codec.arrow_rows import to_rows
+        from rmq_ray.codec.arrow_reader import to_rows
 
         reader = open_reader(plan)
         try:

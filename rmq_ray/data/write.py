@@ -1,7 +1,9 @@
 """A Ray Data dataset into a topic: each write task sends its blocks by columns over connections of
 its own.
 
-    block ──to Arrow──> Producer.send_arrow ──frames──> brokers         ``once``: frame ids follow from the write's name, the task and the frame's number
+    block ─to Arrow─> Producer.send_arrow ─frames─> brokers  ``once``: frame ids follow from the
+                                                             write's name, the task and the frame's
+                                                             number
 
 Decides: what a task does when it is run again (it sends again: at least once; with ``once`` the
 brokers recognise what they have). Does not decide how rows become messages

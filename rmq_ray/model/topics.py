@@ -1,8 +1,8 @@
 """Topics, groups, permissions and routes: the values that name servers, brokers and clients
 exchange.
 
-JSON member names are RocketMQ's and live in ``remoting.wire.bodies`` and ``store.tables.config_files``;
-here names are Python's.
+JSON member names are RocketMQ's and live in ``remoting.wire.bodies`` and
+``store.tables.config_files``; here names are Python's.
 """
 
 from __future__ import annotations

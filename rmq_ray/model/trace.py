@@ -3,10 +3,12 @@
 
     record 0x02 record 0x02 ...          a record is  field 0x01 field 0x01 ... field
 
-    Pub        type, ms, region, group, topic, message id, tag, keys, store host, body bytes, cost ms, message type, offset message id, success
+    Pub        type, ms, region, group, topic, message id, tag, keys, store host, body bytes, cost
+               ms, message type, offset message id, success
     SubBefore  type, ms, region, group, request id, message id, retries, keys
     SubAfter   type, request id, message id, cost ms, success, keys, code, ms, group
-    EndTransaction   type, ms, region, group, topic, message id, tag, keys, store host, message type, transaction id, state, from a check
+    EndTransaction   type, ms, region, group, topic, message id, tag, keys, store host, message
+                     type, transaction id, state, from a check
 
 A trace message's body is such records, its KEYS are the ids and keys in them, so that it is found
 by either. Decides the bytes. Pure. Invariant: reading what was written gives it back; what cannot

@@ -6,8 +6,9 @@ Decides: how heartbeats merge, which connections must be told that a group chang
 settings are, how a notice travels. Called by the broker's group handlers: heartbeat, unregister,
 closed connection, the 10 s housekeeping; not safe for threads.
 
-    consumerTable     group -> ConsumerGroup(channelInfoTable: connection -> client, subscriptionTable: topic -> Subscription, how it consumes)
-    producerTable     group -> {connection -> client}
+    consumerTable  group -> ConsumerGroup(channelInfoTable: connection -> client, subscriptionTable:
+                   topic -> Subscription, how it consumes)
+    producerTable  group -> {connection -> client}
 
 A connection is anything hashable (the listener's peer). Every change returns a ``GroupChange``;
 ``notify`` holds the connections to tell, in the order they came, empty where nobody is to be told.
@@ -28,7 +29,7 @@ from rmq_ray.model.groups import (
     MessageModel,
     Subscription,
 )
-from rmq_ray.protocol.filters.subscription_conflicts import Conflicts, Declarations
+from rmq_ray.protocol.filters.subscriptions import Conflicts, Declarations
 
 CHANNEL_EXPIRY_MS = 120_000  # without heartbeat
 

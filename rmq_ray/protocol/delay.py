@@ -8,6 +8,15 @@ send-back and the delay service.
 A delayed message lies in ``SCHEDULE_TOPIC_XXXX``, queue ``level - 1``; its tags code in the consume
 queue is the delivery time in ms. REAL_TOPIC and REAL_QID keep its target. Invariant: a message is
 never due before ``store time + delay of its level``.
+
+What becomes of a message that a consumer could not process: another try later, or the
+dead-letter topic (protocol-behaviour 17).
+
+Decides: destination, delay level, new reconsume count and properties of the copy. Does not decide:
+where queues are, how it is stored. Callers: the broker's send-back handler, and its send path for
+messages that clients write into ``%RETRY%`` themselves.
+
+Invariant: a message is handed out at most 1 + max_times times, then it lies in ``%DLQ%group``.
 """
 
 from __future__ import annotations
@@ -15,8 +24,77 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rmq_ray.errors import ConfigError
-from rmq_ray.model.message import DELAY, REAL_QUEUE_ID, REAL_TOPIC, WAIT
-from rmq_ray.model.topics import HALF_TOPIC, SCHEDULE_TOPIC
+from rmq_ray.model.message import (
+    DELAY,
+    ORIGIN_MESSAGE_ID,
+    REAL_QUEUE_ID,
+    REAL_TOPIC,
+    RETRY_TOPIC,
+    UNIQUE_KEY,
+    WAIT,
+)
+from rmq_ray.model.topics import (
+    HALF_TOPIC,
+    RETRY_PREFIX,
+    SCHEDULE_TOPIC,
+    GroupConfig,
+    dlq_topic,
+    retry_topic,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Redelivery:
+    """Where the copy goes. ``delay_level`` 0 = at once. ``reconsume_times`` is the copy's count."""
+
+    topic: str
+    dead: bool
+    delay_level: int
+    reconsume_times: int
+
+
+def max_times(group: GroupConfig, asked: int | None) -> int:
+    """Retries allowed: what the client asked (it knows its own setting since 3.4.9), else the
+    group's 16. Negative = the group's.
+    """
+    return group.retry_max_times if asked is None or asked < 0 else asked
+
+
+def decide(group: GroupConfig, reconsume_times: int, delay_level: int, limit: int) -> Redelivery:
+    """After a failure of a record whose count is ``reconsume_times``.
+
+    ``delay_level`` < 0 = dead letter now, 0 = the broker decides (3 + count), else that level.
+    """
+    if delay_level < 0 or reconsume_times >= limit:
+        return Redelivery(dlq_topic(group.name), True, 0, reconsume_times + 1)
+    level = delay_level or SEND_BACK_BASE_LEVEL + reconsume_times
+    return Redelivery(retry_topic(group.name), False, level, reconsume_times + 1)
+
+
+def copy_properties(
+    properties: dict[str, str], topic: str, offset_message_id: str, client_message_id: str | None
+) -> dict[str, str]:
+    """Properties of the copy of a record of ``topic``: the first topic and the first message id
+    stay with it for ever.
+    """
+    kept = dict(properties)
+    kept.setdefault(RETRY_TOPIC, topic)
+    kept.setdefault(
+        ORIGIN_MESSAGE_ID, client_message_id or kept.get(UNIQUE_KEY) or offset_message_id
+    )
+    kept.pop(WAIT, None)
+    kept.pop(DELAY, None)
+    return kept
+
+
+def group_of_retry_topic(topic: str) -> str | None:
+    """The group whose retry topic this is.
+
+    >>> group_of_retry_topic("%RETRY%billing")
+    'billing'
+    """
+    return topic[len(RETRY_PREFIX) :] if topic.startswith(RETRY_PREFIX) else None
+
 
 UNIT_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 SEND_BACK_BASE_LEVEL = 3  # a first failure waits 10 s: level 3 + reconsumeTimes

@@ -6,7 +6,8 @@ whole:
 
     committed          first unfinished                       end
     ────────┤ finished │ [batch 40..71] 72..103 done [104..135] │ not pulled
-                         ^ commit offset                          ^ commit offset once nothing is unfinished
+                         ^ commit offset                          ^ commit offset once nothing is
+                                                                  unfinished
 
 Decides: the commit offset, what counts against flow control, what is overdue. Does not decide when
 to pull or what a failed message becomes; keeps no message. Callers: ``client.consumer.puller`` and

@@ -1,8 +1,9 @@
 """Which client may consume a queue in order: the broker's lock table (protocol-behaviour 13, end).
 
-    free ──lock──> held by A, epoch 7 ──refresh of epoch 7──> the same, 60 s more
-                        │ unlock of A: free                    │ 60 s without refresh: whoever asks gets it, with a new epoch
-                        └ A asks for a lock anew (another life of the same client id): a new epoch
+    free ─lock─> held by A, epoch 7 ──refresh of epoch 7──> the same, 60 s more
+                      │ unlock of A: free                    │ 60 s without refresh: whoever asks
+                                                             gets it, with a new epoch
+                      └ A asks for a lock anew (another life of the same client id): a new epoch
 
 The epoch is the fence: it is new each time the queue changes hands, and a commit that names an
 epoch counts only while that one is in force (``admits``). A refresh names its epoch, too, and gets

@@ -23,7 +23,7 @@ from rmq_ray.errors import ClientError
 from rmq_ray.model.groups import ConsumeFromWhere, MessageModel
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.topics import RETRY_PREFIX
-from rmq_ray.protocol.allocation.rule import AllocationStrategy
+from rmq_ray.protocol.allocation.even import AllocationStrategy
 from rmq_ray.protocol.process_queue import ProcessQueue
 
 _ORDER = attrgetter("topic", "broker_name", "queue_id")  # as MessageQueue sorts, ten times as fast

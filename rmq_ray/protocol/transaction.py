@@ -1,9 +1,12 @@
 """Transactional messages: what a half message is, when its producer is asked, and which halves have
 ended (protocol-behaviour 20; store-format 11).
 
-    half queue   RMQ_SYS_TRANS_HALF_TOPIC/0      0  1  2  3  4  5 ...      every half message, real topic and queue among its properties
-    op queue     RMQ_SYS_TRANS_OP_HALF_TOPIC/0   "1" "0" "3" ...           each entry ends one half: its body is the half's queue offset
-    HalfWindow                                   E  E  .  E  .  .          '.' = still pending, E = how it ended
+    half queue  RMQ_SYS_TRANS_HALF_TOPIC/0     0  1  2  3  4  5 ...  every half message, real topic
+                                                                     and queue among its properties
+    op queue    RMQ_SYS_TRANS_OP_HALF_TOPIC/0  "1" "0" "3" ...       each entry ends one half: its
+                                                                     body is the half's queue offset
+    HalfWindow                                 E  E  .  E  .  .      '.' = still pending, E = how it
+                                                                     ended
 
 Decides: properties on the way in and out, what a check does with one half (``judge``), what is
 known of each half (``HalfWindow``), which offsets of both queues a restart must read again. Does

@@ -4,10 +4,10 @@
 Decides per value; raises typed errors that name the value and the remedy. Used by producers before
 anything is encoded, and by brokers for what foreign clients send. Pure.
 
-    names      ClientError          topic, group
-    topics     TopicNotWritable     that belong to the system
-    bodies     MessageIllegal       empty or not bytes          MessageTooLarge   over the limit
-    properties MessageIllegal       reserved, blank, or with a separator inside   MessageTooLarge   over 32767 bytes
+    names      ClientError       topic, group
+    topics     TopicNotWritable  that belong to the system
+    bodies     MessageIllegal    empty or not bytes          MessageTooLarge  over the limit
+    properties MessageIllegal    reserved, blank, or with a separator inside  MessageTooLarge  over 32767 bytes
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """How a busy server waits for its next frame: it looks again and again, for a millisecond at most,
 instead of letting its core fall asleep.
 
-    serving for less than a fifth of 20 ms: asleep between frames        more: ──served──> look, give way, look, ... ──1 ms without a frame──> asleep
+    serving for less than a fifth of 20 ms: asleep between frames  more: ─served─> look, give way,
+                                                                   look, ... ─1 ms without a frame─>
+                                                                   asleep
 
 A core that sleeps is slow to rouse (a virtual one: through the hypervisor, 20 to 60 us), and each
 frame of a client that waits for its answer finds it asleep. And the kernel wakes a thread on an

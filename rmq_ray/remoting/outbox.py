@@ -1,7 +1,8 @@
 """The sending half of a connection of threads: whoever holds the lock also sends what the others
 queued meanwhile.
 
-    put: queue empty and lock free -> send at once     else -> queue, and whoever releases the lock looks again
+    put: queue empty and lock free -> send at once  else -> queue, and whoever releases the lock
+                                                    looks again
 
 Decides how frames are combined into system calls and when a peer counts as not reading. Called by
 ``connection``. Invariants: a frame leaves whole and frames of one thread leave in its order; a

@@ -21,12 +21,15 @@ from functools import partial
 
 from rmq_ray.ports import Peer
 from rmq_ray.remoting.wire import headers as h
-from rmq_ray.remoting.wire import headers_groups as g
 from rmq_ray.remoting.wire.codes import RequestCode as Code
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.header import Header
-from rmq_ray.remoting.wire.headers import ConsumerGroupHeader, SendHeader, TopicHeader
-from rmq_ray.remoting.wire.headers_reply import PushReplyHeader
+from rmq_ray.remoting.wire.headers import (
+    ConsumerGroupHeader,
+    PushReplyHeader,
+    SendHeader,
+    TopicHeader,
+)
 
 Handler = Callable[[Command, Peer], Command | None]
 
@@ -231,32 +234,32 @@ GROUPS = (
         Code.INVOKE_BROKER_TO_RESET_OFFSET,
         "GroupOperations.reset",
         BOTH,
-        header=g.ResetOffsetHeader,
+        header=h.ResetOffsetHeader,
         body="JSON",
     ),
-    sets(Code.CLONE_GROUP_OFFSET, "GroupOperations.clone", BOTH, header=g.CloneGroupHeader),
+    sets(Code.CLONE_GROUP_OFFSET, "GroupOperations.clone", BOTH, header=h.CloneGroupHeader),
     consumes(
         Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS,
         "GroupOperations.positions",
-        header=g.ConsumerStatusHeader,
+        header=h.ConsumerStatusHeader,
         asked_by=TOOLS,
     ),
     of_group(
         Code.GET_CONSUMER_RUNNING_INFO,
         "GroupOperations.running_info",
-        header=g.RunningInfoHeader,
+        header=h.RunningInfoHeader,
         asked_by=TOOLS,
     ),
     changes(
         Code.CONSUME_MESSAGE_DIRECTLY,
         "GroupOperations.consume_directly",
         BOTH,
-        header=g.ConsumeDirectlyHeader,
+        header=h.ConsumeDirectlyHeader,
     ),
     shows(
         Code.GET_BROKER_CONSUME_STATS,
         "GroupOperations.all_stats",
-        header=g.BrokerConsumeStatsHeader,
+        header=h.BrokerConsumeStatsHeader,
     ),
     shows(Code.GET_ALL_PRODUCER_INFO, "GroupOperations.producers"),
     of_group(
@@ -371,11 +374,11 @@ CLIENTS = (
         body="record",
     ),
     tells(Code.NOTIFY_CONSUMER_IDS_CHANGED, "ClientInstance"),
-    tells(Code.RESET_CONSUMER_CLIENT_OFFSET, "consumers", header=g.ResetOffsetHeader, body="JSON"),
-    tells(Code.GET_CONSUMER_STATUS_FROM_CLIENT, "consumers", header=g.ConsumerStatusHeader),
-    tells(Code.GET_CONSUMER_RUNNING_INFO, "consumers", header=g.RunningInfoHeader),
+    tells(Code.RESET_CONSUMER_CLIENT_OFFSET, "consumers", header=h.ResetOffsetHeader, body="JSON"),
+    tells(Code.GET_CONSUMER_STATUS_FROM_CLIENT, "consumers", header=h.ConsumerStatusHeader),
+    tells(Code.GET_CONSUMER_RUNNING_INFO, "consumers", header=h.RunningInfoHeader),
     tells(
-        Code.CONSUME_MESSAGE_DIRECTLY, "consumers", header=g.ConsumeDirectlyHeader, body="record"
+        Code.CONSUME_MESSAGE_DIRECTLY, "consumers", header=h.ConsumeDirectlyHeader, body="record"
     ),
     tells(
         Code.PUSH_REPLY_MESSAGE_TO_CLIENT, "RequestReply", header=PushReplyHeader, body="message"

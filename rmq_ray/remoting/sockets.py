@@ -3,13 +3,41 @@
 A peer whose host vanished is noticed by the kernel: unacknowledged bytes end the connection after
 30 s, an idle one is probed from 30 s on. A stopped process on a living host is not a dead peer:
 only a full window for 30 s ends it.
+
+This host's address as a peer sees it, for client ids and message ids. Sends nothing.
+
+Called by ``client``. A datagram socket that is connected, but never written to, tells which address
+the kernel would use.
 """
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 from typing import Protocol
+
+from rmq_ray.model.ids import Address
+
+LOOPBACK = "127.0.0.1"
+
+
+def local_ip(towards: Address) -> str:
+    """The IPv4 address from which this host reaches ``towards``; loopback when it has no route or
+    no IPv4 address.
+    """
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((towards.host, towards.port))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return LOOPBACK
+
+
+def process_id() -> int:
+    """This process's id, read anew: it differs after a fork."""
+    return os.getpid()
+
 
 USER_TIMEOUT_MS = 30_000
 KEEPALIVE_IDLE_S = 30

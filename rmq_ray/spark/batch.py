@@ -1,9 +1,9 @@
 """A batch of what is new for a group: its position moves when the block around it succeeded, and
 not otherwise.
 
-    with batch(session, "orders", group="daily") as new:      group's position ──[start, now)──> new.df
+    with batch(session, "orders", group="daily") as new:  group's position ──[start, now)──> new.df
         new.df.write.parquet(...)
-                                                              no exception ──commit, queue by queue──> the group goes on behind it
+                                                          no exception ──commit, queue by queue──> the group goes on behind it
 
 Decides: what is new (from the group's position, the beginning for a new group, to the end when the
 block is entered) and when it counts as done. At least once: a driver that dies behind the block's

@@ -1,7 +1,7 @@
 """Batch after batch of one or several topics: where the next one ends, and the rows of one as a
 DataFrame.
 
-    position ──now──> bounds, epochs ──moved? retention?──> starts ──limit──> position of the end ──plan──> DataFrame
+    position ─now─> bounds, epochs ─moved? retention?─> starts ─limit─> position of the end ─plan─> DataFrame
 
 Decides: what becomes of a position that the logs have overtaken: a typed error, or the nearest that
 is there, counted. Does not decide when a batch is made or what is remembered (``source``,
@@ -21,7 +21,7 @@ from rmq_ray.client.instance import outage
 from rmq_ray.client.scan.scan_plan import ScanOptions, ScanPlan, plan_scan
 from rmq_ray.client.scan.topic_state import State, TopicState
 from rmq_ray.clock import SYSTEM_CLOCK
-from rmq_ray.codec.arrow_rows import Rows
+from rmq_ray.codec.arrow_reader import Rows
 from rmq_ray.errors import (
     ClusterError,
     OffsetOutOfRange,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from rmq_ray.actors.discovery import discovery_for
 from rmq_ray.client.scan.bulk_arguments import checked_columns, topic_or_pattern
 from rmq_ray.client.scan.scan_plan import ScanOptions, ScanPlan, plan_scan
-from rmq_ray.codec.arrow_rows import KAFKA_NEEDS, Rows
+from rmq_ray.codec.arrow_reader import KAFKA_NEEDS, Rows
 from rmq_ray.config import DEFAULT_CLUSTER
 from rmq_ray.errors import SparkError
 from rmq_ray.protocol.filters.filter_tag import tags_of_rows
@@ -171,7 +171,7 @@ def _reader(
 
     def read(batches: Iterator[Any]) -> Iterator[Any]:
         from rmq_ray.client.scan.scan_plan import open_reader
-        from rmq_ray.codec.arrow_rows import kafka_columns, to_rows
+        from rmq_ray.codec.arrow_reader import kafka_columns, to_rows
 
         reader = open_reader(plan)
         try:

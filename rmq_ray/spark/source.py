@@ -1,9 +1,10 @@
 """A topic as a real Structured Streaming source, without any Java of ours: Spark 3.5 calls this
 Python object through py4j.
 
-    MicroBatchExecution ──latestOffset──> Batches.next     text of a position, which Spark writes into its checkpoint before the batch runs
-                        ──getBatch─────>  Batches.frame    the rows between two positions
-                        ──commit───────>  Batches.commit   the batch before is through
+    MicroBatchExecution ─latestOffset──> Batches.next    text of a position, which Spark writes into
+                                                         its checkpoint before the batch runs
+                        ─getBatch─────>  Batches.frame   the rows between two positions
+                        ─commit───────>  Batches.commit  the batch before is through
 
 Implements ``org.apache.spark.sql.execution.streaming.Source``, ``SupportsTriggerAvailableNow`` and
 ``ReportsSourceMetrics``: names and signatures are Spark's, and internal to it (checked for 3.5).

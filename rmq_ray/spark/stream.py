@@ -1,8 +1,12 @@
 """Topics as streams in Spark, and streams into topics: the calls of users.
 
-    read_stream(session, "orders", group="s").dataframe()          Structured Streaming: windows, watermarks, joins, writeStream; Spark's checkpoint
-                                             .foreach_batch(fn)     a loop of ours around a function; our checkpoint; no internals of Spark
-    write_stream_topic(df, "totals", checkpoint=...)                a streaming DataFrame into a topic
+    read_stream(session, "orders", group="s").dataframe()        Structured Streaming: windows,
+                                                                 watermarks, joins, writeStream;
+                                                                 Spark's checkpoint
+                                             .foreach_batch(fn)   a loop of ours around a function;
+                                                                  our checkpoint; no internals of
+                                                                  Spark
+    write_stream_topic(df, "totals", checkpoint=...)              a streaming DataFrame into a topic
 
 Decides: what the settings mean. Batches are made by ``batches``, run by Spark (``source``) or by
 ``micro_batches``.

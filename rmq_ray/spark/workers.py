@@ -1,7 +1,7 @@
 """What Spark starts in place of its own daemon of Python workers: the same daemon, with less to do
 for every task.
 
-    executor's JVM ──spark.python.daemon.module──> this module ──fork──> worker ──> tasks, one after another
+    executor's JVM ─spark.python.daemon.module─> this module ─fork─> worker ─> tasks, one after another
 
 Decides three things. What is loaded before the fork, and frozen: PySpark has a worker run the
 garbage collector after every task, which walks through all that pandas, pyarrow and numpy have

@@ -20,13 +20,15 @@ which settings.
     store = { path = "/data/rmq" }
     replication = "sync"                   # acknowledged when the slaves in sync have it, too
 
-    [[brokers.replicas]]                   # a slave of it, on another node; every other setting is its broker's
+    [[brokers.replicas]]          # a slave of it, on another node; every other setting is its
+                                  # broker's
     resource = "store_b"
     store = { path = "/data/rmq" }
 
-    [failover]                             # fields of config.FailoverConfig
+    [failover]                    # fields of config.FailoverConfig
     automatic = true
-    [controller]                           # where it keeps who is master; none = beside this file, on the head
+    [controller]                  # where it keeps who is master; none = beside this file, on the
+                                  # head
     store = "/data/rmq-controller"
     resource = "store_head"
 
@@ -58,8 +60,8 @@ from rmq_ray.config import (
 )
 from rmq_ray.errors import ConfigError
 from rmq_ray.topology import rules
+from rmq_ray.topology.rules import BrokerSpec, ControllerSpec, NameServerSpec, Topology
 from rmq_ray.topology.source import Key, Source
-from rmq_ray.topology.specs import BrokerSpec, ControllerSpec, NameServerSpec, Topology
 
 G = TypeVar("G")
 NAME_SERVERS_MAX = 9

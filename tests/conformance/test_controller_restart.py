@@ -14,7 +14,7 @@ from rmq_ray.actors.control import controller as module
 from rmq_ray.actors.control import elections
 from rmq_ray.actors.control.controller import ControllerShell
 from rmq_ray.actors.control.plan import make_plan
-from rmq_ray.actors.supervise import Ping
+from rmq_ray.actors.shell import Ping
 from rmq_ray.errors import ClusterError
 from rmq_ray.model.reigns import ReplicaReport, Role
 from tests.conformance.test_elections import after

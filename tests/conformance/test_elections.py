@@ -18,7 +18,7 @@ from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.errors import ClusterError, PromotionRefused, StoreFailed
 from rmq_ray.files import FileSystem
 from rmq_ray.model.reigns import Assignment, ReplicaReport, Role
-from rmq_ray.protocol.election.electing import Rules
+from rmq_ray.protocol.election.promotion import Rules
 from rmq_ray.store.tables.ledger import Entry, Ledger
 from tests.support.faults.stopwatch import within
 

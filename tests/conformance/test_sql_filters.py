@@ -21,8 +21,8 @@ from rmq_ray.client.producer.producer import Producer
 from rmq_ray.client.pull.pull_consumer import PullConsumer
 from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.errors import SubscriptionInvalid
-from rmq_ray.model.filters import Sql
 from rmq_ray.model.message import Message
+from rmq_ray.model.pulling import Sql
 from rmq_ray.protocol.filters.subscriptions import sql
 from tests.support.brokers.live_cluster import LiveCluster
 from tests.support.waiting import eventually

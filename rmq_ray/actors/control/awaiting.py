@@ -18,7 +18,7 @@ from rmq_ray.actors.control.controller import State
 from rmq_ray.actors.control.survey import Survey
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.errors import ClusterError, RmqError, StoreMissing
-from rmq_ray.topology.specs import BrokerSpec, Topology
+from rmq_ray.topology.rules import BrokerSpec, Topology
 
 log = logging.getLogger("rmq_ray.cluster")
 POLL_MS = 50

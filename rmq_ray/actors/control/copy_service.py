@@ -1,8 +1,9 @@
 """Takes one copy of a broker out of service and brings it back: for an upgrade, another disk, a
 host that is switched off.
 
-    stop    master with slaves: another copy is promoted ──> refuse sends, flush, close, unregister ──> actor removed ──> its hold service removed
-    start   hold service and broker are created again, on the same store, or not at all
+    stop   master with slaves: another copy is promoted ──> refuse sends, flush, close, unregister
+           ─> actor removed ─> its hold service removed
+    start  hold service and broker are created again, on the same store, or not at all
 
 Decides in which order, and what must not be stopped without ``force``. Does not elect
 (``elections``) or make actors (``members``). Called by the controller, in its loop. Which copies

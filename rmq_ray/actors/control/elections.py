@@ -1,9 +1,9 @@
 """Drives the rules of succession of one broker name: calls every replica, writes the ledger, has
 the rules decide.
 
-    attendants, one a replica: attend | fence every 300 ms ──reports──> rules.step ──> ledger fsynced ──> rules.fsynced ──> attendants, at once
-                                                                 ^
-    proposals of the master, promotions by hand ─────────────────┘
+    attendants, one a replica: attend | fence every 300 ms ─reports─> rules.step ─> ledger fsynced ─> rules.fsynced ─> attendants, at once
+                                                                ^
+    proposals of the master, promotions by hand ────────────────┘
 
 Decides how calls and disks fail, nothing about who reigns (``protocol.election.promotion``). Made
 by the controller, in whose loop everything runs; the ledger is written beside it.
@@ -29,8 +29,7 @@ from rmq_ray.config import ReplicationMode
 from rmq_ray.errors import ClusterError, PromotionRefused, RmqError, StoreError, StoreInUse
 from rmq_ray.files import FileSystem
 from rmq_ray.model.reigns import Assignment, ReplicaReport, Role, Standing
-from rmq_ray.protocol.election.electing import Rules
-from rmq_ray.protocol.election.promotion import Call, Succession
+from rmq_ray.protocol.election.promotion import Call, Rules, Succession
 from rmq_ray.server.base.offload import ThreadOffload
 from rmq_ray.store.tables.ledger import Entry, Ledger
 

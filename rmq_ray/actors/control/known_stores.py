@@ -1,8 +1,9 @@
 """Which store each broker of a topology has served from: the file that tells a first start from
 every later one.
 
-    rmq.toml                                         the topology
-    rmq.stores.json     {"broker-a": "5f2c..."}      written beside it when a broker has served for the first time
+    rmq.toml                                  the topology
+    rmq.stores.json  {"broker-a": "5f2c..."}  written beside it when a broker has served for the
+                                              first time
 
 A broker that stands in the file gets exactly that store or none: a disk that is not mounted is
 ``StoreMissing``, never a new empty log. Who does not stand in it may make a store in an empty
@@ -19,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rmq_ray.errors import ConfigError
-from rmq_ray.topology.specs import Topology
+from rmq_ray.topology.rules import Topology
 
 
 def file_of(topology: Topology) -> Path:

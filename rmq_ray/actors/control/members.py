@@ -24,7 +24,7 @@ from rmq_ray.actors.control.plan import ClusterPlan
 from rmq_ray.actors.hold import HoldShell
 from rmq_ray.actors.name_server import NameServerShell
 from rmq_ray.actors.replica import ReplicaShell
-from rmq_ray.actors.supervise import Action, Ping, Watch
+from rmq_ray.actors.shell import Action, Ping, Watch
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.errors import ClusterError
 

@@ -26,7 +26,7 @@ from rmq_ray.config import (
     StoreConfig,
 )
 from rmq_ray.errors import ConfigError, StoreForeign
-from rmq_ray.topology.specs import BrokerSpec, Topology
+from rmq_ray.topology.rules import BrokerSpec, Topology
 
 E = TypeVar("E", bound=Enum)
 BROKER_LETTERS = "abcdefghijklmnopqrstuvwxyz"

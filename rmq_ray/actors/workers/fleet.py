@@ -1,8 +1,8 @@
 """A scaled group: consumer actors of one consumer group, and the actor that starts, watches, scales
 and drains them.
 
-    Workers (in the driver) ── start, scale, status, stop ──> FleetShell (one actor, no CPU)
-                                                                 └── creates, pings ──> ConsumerShell (n actors)
+    Workers (in the driver) ─ start, scale, status, stop ─> FleetShell (one actor, no CPU)
+                                                               └── creates, pings ──> ConsumerShell (n actors)
 
 Decides when a worker is created anew (Ray restarts a process that dies; one whose constructor
 failed meanwhile is gone for good) and applies ``protocol.autoscale`` to the group's lag. Does not
@@ -24,8 +24,7 @@ from typing import Any
 from rmq_ray.actors import gateway
 from rmq_ray.actors.consumer import ConsumerShell
 from rmq_ray.actors.discovery import RayDiscovery
-from rmq_ray.actors.shell import is_restart, spawn
-from rmq_ray.actors.supervise import Ping
+from rmq_ray.actors.shell import Ping, is_restart, spawn
 from rmq_ray.client.admin.admin import Admin
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.errors import ClusterError, ConfigError, GroupNotFound, RmqError

@@ -16,8 +16,7 @@ import msgpack
 from rmq_ray.client.admin.admin_groups import AdminGroups
 from rmq_ray.client.admin.admin_link import POLL_MS, accepted, body_of
 from rmq_ray.client.scan.scan_plan import open_reader, plan_scan
-from rmq_ray.codec.record import decode_record, parse_offset_message_id
-from rmq_ray.codec.record_rows import record_row
+from rmq_ray.codec.record import decode_record, parse_offset_message_id, record_row
 from rmq_ray.errors import AdminError, ClientError, TopicNotFound
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.model.topics import (

@@ -21,6 +21,7 @@ from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.topics import GroupConfig
 from rmq_ray.protocol.scan.scan_positions import LikeGroup
 from rmq_ray.protocol.validators import check_group, check_topic
+from rmq_ray.remoting.wire.bodies import parse, write
 from rmq_ray.remoting.wire.bodies_admin import (
     Progress,
     decode_conflicts,
@@ -28,24 +29,21 @@ from rmq_ray.remoting.wire.bodies_admin import (
     decode_consume_stats,
     decode_group_configs,
     encode_group,
+    encode_offsets,
 )
-from rmq_ray.remoting.wire.bodies_groups import encode_offsets
-from rmq_ray.remoting.wire.body_json import parse, write
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Buffer, Command
 from rmq_ray.remoting.wire.headers import (
+    ConsumeDirectlyHeader,
     ConsumerGroupHeader,
     ConsumeStatsHeader,
     DeleteGroupHeader,
     OffsetAnswer,
     QueueHeader,
-    SearchOffsetHeader,
-    UpdateOffsetHeader,
-)
-from rmq_ray.remoting.wire.headers_groups import (
-    ConsumeDirectlyHeader,
     ResetOffsetHeader,
     RunningInfoHeader,
+    SearchOffsetHeader,
+    UpdateOffsetHeader,
 )
 
 FIRST, LAST = "first", "last"

@@ -28,7 +28,7 @@ from rmq_ray.files import DirectoryLock, FileSystem
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.ports import ClusterAddress
 from rmq_ray.protocol.rebalance import NO_STORED_OFFSET
-from rmq_ray.remoting.local_address import LOOPBACK, local_ip
+from rmq_ray.remoting.sockets import LOOPBACK, local_ip
 from rmq_ray.store.tables.config_files import broadcast_offsets_file
 
 FILE = "offsets.json"

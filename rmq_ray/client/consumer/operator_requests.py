@@ -41,10 +41,10 @@ from rmq_ray.client.messages.received import MessageExt, Page
 from rmq_ray.codec.record import decode_record
 from rmq_ray.errors import RmqError
 from rmq_ray.model.ids import Address, MessageQueue
-from rmq_ray.remoting.wire import bodies_groups
+from rmq_ray.remoting.wire import bodies_admin
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Command
-from rmq_ray.remoting.wire.headers_groups import ConsumeDirectlyHeader, ConsumerStatusHeader
+from rmq_ray.remoting.wire.headers import ConsumeDirectlyHeader, ConsumerStatusHeader
 
 REMARK_CHARS_MAX = 2_000
 CLIENT_VERSION = "V4_9_7"
@@ -94,7 +94,7 @@ class OperatorRequests:
         )
 
     def _reset(self, command: Command, address: Address) -> None:
-        offsets = bodies_groups.decode_offsets(command.body_bytes())
+        offsets = bodies_admin.decode_offsets(command.body_bytes())
         held = self._parts.assigned.snapshot()
         for queue in offsets.keys() & held.keys():
             log.info(
@@ -108,7 +108,7 @@ class OperatorRequests:
     def _status(self, command: Command, address: Address) -> Command:
         topic = ConsumerStatusHeader.from_fields(command.fields).topic
         return command.answer(
-            fields={}, body=bodies_groups.encode_client_status(self._parts.offsets.clone(topic))
+            fields={}, body=bodies_admin.encode_client_status(self._parts.offsets.clone(topic))
         )
 
     def _info(self, command: Command, address: Address) -> Command:
@@ -139,7 +139,7 @@ class OperatorRequests:
                 "tryUnlockTimes": 0,
             }
         return command.answer(
-            fields={}, body=bodies_groups.encode_running_info(properties, queues, {})
+            fields={}, body=bodies_admin.encode_running_info(properties, queues, {})
         )
 
     def _consume_directly(self, command: Command, address: Address) -> Command | None:
@@ -179,7 +179,7 @@ class OperatorRequests:
         finally:
             self._direct.release()
         outcome, fault = _outcome(answer, ctx)
-        body = bodies_groups.encode_direct_result(
+        body = bodies_admin.encode_direct_result(
             outcome,
             int(clock.monotonic_ms() - began_ms),
             remark or fault,

@@ -15,9 +15,9 @@ from dataclasses import replace
 
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.errors import ConfigError, RemotingError, SubscriptionInvalid
-from rmq_ray.model.filters import Expression, Sql
 from rmq_ray.model.groups import SQL92, Subscription
 from rmq_ray.model.ids import Address
+from rmq_ray.model.pulling import Expression, Sql
 from rmq_ray.protocol.filters.subscriptions import parse_subscription
 from rmq_ray.protocol.validators import check_topic
 from rmq_ray.remoting.wire.bodies import encode_client_check

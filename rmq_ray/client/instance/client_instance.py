@@ -1,9 +1,10 @@
 """One client of a cluster: its connections, routes, timers and heartbeats, shared by the producers
 and consumers of one client id.
 
-    producers, consumers ──register──> ClientInstance ──> RouteCache      routes, every 30 s
-                                            │        ──> Timers          one daemon thread
-                                            └────────> BrokerLink        connection pools, name server choice
+    producers, consumers ─register─> ClientInstance ──> RouteCache   routes, every 30 s
+                                          │        ──> Timers       one daemon thread
+                                          └────────> BrokerLink     connection pools, name server
+                                                                    choice
 
 Decides who belongs to the instance, what the heartbeat says and when it goes out
 (protocol-behaviour 3, 6, 27). Does not send messages or pull: producers and consumers use
@@ -12,6 +13,12 @@ Decides who belongs to the instance, what the heartbeat says and when it goes ou
 Invariants: one instance per client id and process; a group name is used by at most one producer and
 one consumer of it; no lock is held while a request waits for its answer; an instance inherited
 through a fork is never found again in the child.
+
+What producers and consumers must offer so that a client instance can run them; the states all of
+them share.
+
+Decides nothing. ``ClientInstance`` calls these methods from its timer thread and from connections'
+reader threads; the docstrings say which may block.
 """
 
 from __future__ import annotations
@@ -19,25 +26,101 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Collection
+from enum import Enum
+from typing import Protocol, TypeVar
 
 from rmq_ray.client.instance.broker_link import BrokerLink
-from rmq_ray.client.instance.managed import ManagedConsumer, ManagedProducer, ServiceState
 from rmq_ray.client.instance.route_cache import RouteCache, RouteWatch
 from rmq_ray.client.instance.timers import Timers
 from rmq_ray.clock import SYSTEM_CLOCK, Clock
 from rmq_ray.config import RemotingLimits
 from rmq_ray.errors import ClientError, RemotingError, ResponseError
-from rmq_ray.model.groups import Heartbeat
+from rmq_ray.model.groups import ConsumerData, Heartbeat
 from rmq_ray.model.ids import MASTER_ID, Address
 from rmq_ray.model.topics import TopicRoute
 from rmq_ray.ports import Discovery
-from rmq_ray.protocol.filters.subscription_conflicts import CONFLICT_FIELD
-from rmq_ray.remoting.local_address import LOOPBACK, local_ip, process_id
+from rmq_ray.protocol.filters.subscriptions import CONFLICT_FIELD
+from rmq_ray.remoting.sockets import LOOPBACK, local_ip, process_id
 from rmq_ray.remoting.wire.bodies import decode_route, encode_heartbeat
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Command
+
+
+class ServiceState(Enum):
+    """Life of a client instance, producer or consumer (protocol-behaviour 27)."""
+
+    CREATE_JUST = "created"
+    START_FAILED = "starting, or its start failed"
+    RUNNING = "running"
+    SHUTDOWN_ALREADY = "closed"
+    INHERITED = "inherited through a fork: it belongs to the parent process"
+
+
+class ManagedProducer(Protocol):
+    """A producer, as its client instance sees it."""
+
+    @property
+    def group(self) -> str:
+        """The producer group, unique in the instance."""
+        ...
+
+    def published_topics(self) -> Collection[str]:
+        """Topics whose routes are refreshed every 30 s. Called from the timer thread."""
+        ...
+
+    def handle_request(self, command: Command, address: Address) -> Command | None:
+        """A request of the broker at ``address`` to producers (39 check transaction, 326 reply).
+
+        Every producer of the instance is asked until one returns an answer. Called from a reader
+        thread: must be quick. ``command.body`` must be copied before returning.
+        """
+        ...
+
+
+class ManagedConsumer(Protocol):
+    """A consumer of any kind, as its client instance sees it."""
+
+    @property
+    def group(self) -> str:
+        """The consumer group, unique in the instance."""
+        ...
+
+    def consumer_data(self) -> ConsumerData:
+        """What the heartbeat says of this consumer. Called from the timer thread and by
+        ``heartbeat()``'s callers.
+        """
+        ...
+
+    def subscribed_topics(self) -> Collection[str]:
+        """Topics whose routes are refreshed every 30 s, the retry topic included."""
+        ...
+
+    def route_changed(self, topic: str) -> None:
+        """The cache has a new route of ``topic`` (one of ``subscribed_topics``). Must not block."""
+        ...
+
+    def rebalance_now(self) -> None:
+        """A broker said that the group's members changed (40). Called from a reader thread: set a
+        flag, return.
+        """
+        ...
+
+    def persist_offsets(self) -> None:
+        """Every 5 s, from the timer thread: hand offsets to the brokers (one-way) or to the local
+        file.
+        """
+        ...
+
+    def handle_request(self, command: Command, address: Address) -> Command | None:
+        """A request of the broker at ``address`` for this group (220, 221, 307, 309), found by its
+        header's group.
+
+        None when it is one-way (220). Called from a reader thread: must be quick. ``command.body``
+        must be copied before returning.
+        """
+        ...
+
 
 __all__ = ["ClientInstance", "ManagedConsumer", "ManagedProducer", "ServiceState"]
 

@@ -19,7 +19,7 @@ from rmq_ray.codec.key_range import KeyRange
 from rmq_ray.codec.record import UniqueKeys
 from rmq_ray.errors import BrokerBusy
 from rmq_ray.model.ids import FrameId
-from rmq_ray.remoting.local_address import process_id
+from rmq_ray.remoting.sockets import process_id
 
 SEQUENCE_SPAN_MAX = 800
 """Newest less oldest unresolved sequence at which ``take`` begins to wait; looked at every

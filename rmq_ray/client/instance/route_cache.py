@@ -2,8 +2,8 @@
 addresses (protocol-behaviour 6, 7).
 
 Decides when a fetched route is a change and what follows from it. Does not talk to name servers
-(``fetch`` does); who watches a failing topic runs in the timers of ``ClientInstance``. Readers take no lock: every table
-entry is an immutable value, replaced as a whole.
+(``fetch`` does); who watches a failing topic runs in the timers of ``ClientInstance``. Readers take
+no lock: every table entry is an immutable value, replaced as a whole.
 
 Invariants: a route that cannot be fetched, or is gone at the name server, leaves the old one in
 place: clients with a route go on while all name servers are dead. At most one fetch runs at a time;
@@ -22,7 +22,7 @@ from rmq_ray.clock import SYSTEM_CLOCK, Clock
 from rmq_ray.errors import NoRoute, RemotingError, RequestTimeout, TopicNotWritable
 from rmq_ray.model.ids import MASTER_ID, Address, MessageQueue
 from rmq_ray.model.topics import DEFAULT_TOPIC, Permission, TopicRoute
-from rmq_ray.protocol.routing.publish_info import (
+from rmq_ray.protocol.routing.route_table import (
     PublishInfo,
     default_route,
     normalized,

@@ -24,18 +24,17 @@ from functools import partial
 from typing import Any
 
 from rmq_ray.client.consumer.consumer_lifecycle import GroupConsumer
-from rmq_ray.client.instance.client_instance import ClientInstance
+from rmq_ray.client.instance.client_instance import ClientInstance, ServiceState
 from rmq_ray.client.instance.delayed import DelayedCalls
-from rmq_ray.client.instance.managed import ServiceState
 from rmq_ray.client.pop.ack_sender import AckSender, SettleCounters
 from rmq_ray.client.pop.pop_client import PopClient
 from rmq_ray.client.pop.receipts import ReceivedMessage, ack_messages, delay_ms
 from rmq_ray.clock import SYSTEM_CLOCK, Clock
 from rmq_ray.errors import ClientError, ConfigError, RemotingError, SubscriptionStale, TopicNotFound
-from rmq_ray.model.filters import Expression
 from rmq_ray.model.groups import ConsumeFromWhere, ConsumerData, ConsumeType, MessageModel
 from rmq_ray.model.ids import Address
 from rmq_ray.model.namespaces import with_namespace
+from rmq_ray.model.pulling import Expression
 from rmq_ray.ports import Discovery
 from rmq_ray.protocol.validators import check_group, check_topic
 from rmq_ray.remoting.wire.codes import ResponseCode

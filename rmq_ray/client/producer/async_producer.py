@@ -23,7 +23,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-from rmq_ray.client.instance.managed import ServiceState
+from rmq_ray.client.instance.client_instance import ServiceState
 from rmq_ray.client.interceptors.send_hooks import ASYNC, ONEWAY
 from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.client.outgoing.send_request import (
@@ -62,7 +62,7 @@ from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import Message, SendResult
 from rmq_ray.model.namespaces import queue_with_namespace, with_namespace
 from rmq_ray.ports import Discovery
-from rmq_ray.remoting.local_address import process_id
+from rmq_ray.remoting.sockets import process_id
 
 
 class AsyncProducer(ProducerBase):

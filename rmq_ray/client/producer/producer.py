@@ -22,7 +22,7 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Self, Unpack
 
-from rmq_ray.client.instance.managed import ServiceState
+from rmq_ray.client.instance.client_instance import ServiceState
 from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.client.outgoing.send_future import SendFuture
 from rmq_ray.client.outgoing.send_request import (
@@ -325,7 +325,7 @@ class Producer(ProducerBase):
         ``properties``: one map column, or names of string columns. Null means none, but for bodies.
         ``queue``: where all rows go, in their order; None = each frame of ``batch_bytes_max`` bytes
         to the next queue. ``timeout``: s, per frame, for all that it waits for. ``place``: see
-        ``protocol.scan.derived_frames``. Returns one result per frame, in the order of the rows.
+        ``protocol.scan.scan_splits``. Returns one result per frame, in the order of the rows.
         Raises ``ClientError``, ``MessageIllegal`` or ``MessageTooLarge`` naming column and row
         before anything is sent; ``SendError`` when a frame failed, with ``args[2]`` the ranges of
         rows [(first, behind last), ...] that are stored.

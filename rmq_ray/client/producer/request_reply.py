@@ -42,7 +42,7 @@ from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.model.message import Message, SendResult, decode_properties
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Command
-from rmq_ray.remoting.wire.headers_reply import PushReplyHeader
+from rmq_ray.remoting.wire.headers import PushReplyHeader
 
 CORRELATION_ID, REPLY_TO_CLIENT, TTL = "CORRELATION_ID", "REPLY_TO_CLIENT", "TTL"
 SCAN_FIRST_MS, SCAN_MS = 3_000, 1_000

@@ -30,9 +30,9 @@ from rmq_ray.clock import SYSTEM_CLOCK, Clock
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.errors import ClientError
 from rmq_ray.files import FileSystem
-from rmq_ray.model.filters import Expression
 from rmq_ray.model.groups import ConsumerData, ConsumeType
 from rmq_ray.model.ids import MessageQueue
+from rmq_ray.model.pulling import Expression
 from rmq_ray.model.topics import retry_topic
 from rmq_ray.ports import Discovery
 from rmq_ray.protocol.filters.subscriptions import parse_subscription

@@ -1,7 +1,7 @@
 """One partition of a table on its way into a topic: what a worker of a parallel write does, in a
 process without Ray or Spark.
 
-    record batches ──Producer.send_arrow──> frames, with ids of their own kind or derived ones ──> brokers
+    record batches ─Producer.send_arrow─> frames, with ids of their own kind or derived ones ─> brokers
 
 Decides: that frames are numbered through the whole partition, so that a repeat finds them. Does not
 decide which rows a partition has. Called by the workers of the Spark and Ray Data sinks. Invariant:
@@ -21,7 +21,7 @@ from rmq_ray.client.sending.arrow_columns import Columns
 from rmq_ray.errors import TopicNotFound
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.ports import ClusterAddress, Discovery
-from rmq_ray.protocol.scan.derived_frames import DerivedFrames
+from rmq_ray.protocol.scan.scan_splits import DerivedFrames
 
 SPARK_GROUP = "rmq-ray-spark"
 RETRIES = 8

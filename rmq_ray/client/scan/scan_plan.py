@@ -28,11 +28,11 @@ from rmq_ray.client.instance.outage import ask_for_map, ask_name_server, wait_fo
 from rmq_ray.client.pull.queue_queries import QueueQueries
 from rmq_ray.client.scan.scan_copies import (
     MASTER_ALONE_MS,
+    StreamSplitReader,
     group_positions,
     named_offsets,
     planned_at,
 )
-from rmq_ray.client.scan.scan_stream import StreamSplitReader
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import DEFAULT_CLUSTER, RemotingLimits
 from rmq_ray.errors import ClientError, RemotingError, StoreError, TopicNotFound

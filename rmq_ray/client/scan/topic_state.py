@@ -1,9 +1,10 @@
 """What the driver of a stream asks the brokers between batches: bounds of every queue, epochs of
 the logs, positions of its group.
 
-    bounds ──QUEUE_BOUNDS──┐
-    epochs ──STORE_INFO────┴── asked again until the epoch stands still: an offset is told with the epoch that it belongs to
-    moved  ──SCAN_RECORDS of one row, with the old epoch──> where a reader from before a cut has to go on
+    bounds ─QUEUE_BOUNDS──┐
+    epochs ─STORE_INFO────┴── asked again until the epoch stands still: an offset is told with the epoch that it belongs to
+    moved  ─SCAN_RECORDS of one row, with the old epoch──> where a reader from before a cut has to
+           go on
 
 Decides: what counts as the state of a topic at one moment, and that brokers are waited for, 30 s at
 most. Does not decide what is read or when. Called by Spark's batches and streams, in the driver

@@ -20,8 +20,7 @@ from typing import Protocol
 from rmq_ray.errors import ClientError, ConfigError
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.topics import RETRY_PREFIX
-from rmq_ray.protocol.allocation.even import Averagely
-from rmq_ray.protocol.allocation.rule import AllocationStrategy, host_of, index_of
+from rmq_ray.protocol.allocation.even import AllocationStrategy, Averagely, host_of, index_of
 
 ROOM_MARK = "@"
 

@@ -1,9 +1,10 @@
 """Consistent hashing: a consumer that comes or goes moves few queues (protocol-behaviour 14).
 
-    ring, 0 .. 2^32-1       points of the consumers: MD5("<client id>-<n>"), n = 0 .. virtual_nodes - 1
-    queue                   MD5("MessageQueue [topic=T, brokerName=B, queueId=N]")
-    owner                   the consumer of the next point at or behind the queue's, else of the ring's first
-    hash                    the digest's first four bytes, big-endian
+    ring, 0 .. 2^32-1  points of the consumers: MD5("<client id>-<n>"), n = 0 .. virtual_nodes - 1
+    queue              MD5("MessageQueue [topic=T, brokerName=B, queueId=N]")
+    owner              the consumer of the next point at or behind the queue's, else of the ring's
+                       first
+    hash               the digest's first four bytes, big-endian
 
 Invariants: each queue goes to exactly one of the consumers listed. When a consumer leaves, only its
 own queues change hands; when one joins, queues change hands only to it. Shares may differ a lot:
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 
 from rmq_ray.errors import ConfigError
 from rmq_ray.model.ids import MessageQueue
-from rmq_ray.protocol.allocation.rule import index_of
+from rmq_ray.protocol.allocation.even import index_of
 
 VIRTUAL_NODES = 10  # RocketMQ's default
 VIRTUAL_NODES_MAX = 10_000

@@ -4,7 +4,9 @@
     AVG              Averagely            in equal, neighbouring shares; the default
     AVG_BY_CIRCLE    AveragelyByCircle    dealt out in turn
     CONSISTENT_HASH  ConsistentHash       few queues move when a consumer comes or goes
-    CONFIG, MACHINE_ROOM, MACHINE_ROOM_NEARBY-<inner>, <inner>-ONLY_HOSTS    need settings: made as objects (``allocation_places``)
+    CONFIG, MACHINE_ROOM, MACHINE_ROOM_NEARBY-<inner>, <inner>-ONLY_HOSTS    need settings: made as
+                                                                             objects
+                                                                             (``allocation_places``)
 
 Decides what a name stands for. A further strategy is an object with ``name`` and ``allocate``;
 ``register`` makes it known by its name. Callers: the options of consumers. All names of the
@@ -23,8 +25,12 @@ from rmq_ray.protocol.allocation.by_place import (
     RoomTable,
 )
 from rmq_ray.protocol.allocation.consistent_hash import ConsistentHash
-from rmq_ray.protocol.allocation.even import Averagely, AveragelyByCircle
-from rmq_ray.protocol.allocation.rule import AllocationStrategy, index_of
+from rmq_ray.protocol.allocation.even import (
+    AllocationStrategy,
+    Averagely,
+    AveragelyByCircle,
+    index_of,
+)
 
 __all__ = [
     "AllocationStrategy",

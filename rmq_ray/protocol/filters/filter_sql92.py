@@ -1,6 +1,6 @@
 """SQL92 filters: whether a message's properties satisfy a condition (protocol-behaviour 21).
 
-    compile_filter("amount > 100 AND region IN ('eu','us')").matches(b"amount\\x01250\\x02region\\x01eu")   ->   True
+    compile_filter("amount > 100 AND region IN ('eu','us')").matches(b"amount\\x01250\\x02region\\x01eu")  ->  True
 
 Decides: the front of lexer, parser and compiler, and what is remembered of verdicts. Does not
 decide where a filter is evaluated: the broker does when it reads (``server.sql_filters``), the
@@ -20,7 +20,7 @@ from rmq_ray.errors import SubscriptionInvalid
 from rmq_ray.model.message import FRAME, UNIQUE_KEY
 from rmq_ray.protocol.filters.sql92_compiler import compile_condition
 from rmq_ray.protocol.filters.sql92_parser import parse
-from rmq_ray.protocol.filters.sql92_values import NotComparable
+from rmq_ray.protocol.filters.sql92_syntax import NotComparable
 
 VERDICTS_MAX = 512  # of a filter; a broker may have thousands of filters
 HEAD_BYTES_MAX = 128

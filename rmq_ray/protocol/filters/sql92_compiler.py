@@ -26,14 +26,12 @@ from rmq_ray.protocol.filters.sql92_syntax import (
     Negative,
     Node,
     Not,
+    NotComparable,
+    Number,
     Or,
     Property,
     Text,
     Truth,
-)
-from rmq_ray.protocol.filters.sql92_values import (
-    NotComparable,
-    Number,
     is_true,
     order_doubles,
     to_double,

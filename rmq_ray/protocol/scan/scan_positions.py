@@ -1,11 +1,14 @@
 """Where a bulk read may begin and end, in all the forms that users know; and the offsets that the
 plain forms mean.
 
-    "earliest" | "latest"                       words, for every queue
-    {MessageQueue: offset}                      offsets; -2 = earliest, -1 = latest; queues not named: the side's default
-    datetime | ms since the epoch               the first message stored then or later, in every queue
-    LikeGroup(name)                             where a consumer group is; queues it has no position in: their beginning; GroupNotFound where it has none at all
-    '{"orders": {"broker-a": {"0": 23}}}'       offsets as JSON text or as such a mapping (topic, broker, queue id), as rocketmq-spark writes them
+    "earliest" | "latest"                  words, for every queue
+    {MessageQueue: offset}                 offsets; -2 = earliest, -1 = latest; queues not named:
+                                           the side's default
+    datetime | ms since the epoch          the first message stored then or later, in every queue
+    LikeGroup(name)                        where a consumer group is; queues it has no position in:
+                                           their beginning; GroupNotFound where it has none at all
+    '{"orders": {"broker-a": {"0": 23}}}'  offsets as JSON text or as such a mapping (topic, broker,
+                                           queue id), as rocketmq-spark writes them
 
 Decides: which form a value is, and that wrong ones are refused with what would be right. Does not
 look anything up: ``client.scan.scan_plan`` asks the brokers for times and groups and hands offsets

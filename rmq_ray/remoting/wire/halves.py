@@ -1,8 +1,10 @@
 """Requests of our own producers about transactions: halves by the frame, ends by the list.
 
-    SEND_HALVES       fields t: real topic, q: real queue, g: producer group, i: immunity in s (may be missing)
-                      body as SEND_RECORDS, of records for queue 0 of the half topic      answer as SEND_RECORDS
-    END_TRANSACTIONS  request  msgpack [producer group, [[queue offset of the half, log offset of the half, 8 = commit | 12 = roll back], ...]]
+    SEND_HALVES       fields t: real topic, q: real queue, g: producer group, i: immunity in s (may
+                      be missing) body as SEND_RECORDS, of records for queue 0 of the half topic
+                      answer as SEND_RECORDS
+    END_TRANSACTIONS  request  msgpack [producer group, [[queue offset of the half, log offset of
+                               the half, 8 = commit | 12 = roll back], ...]]
                       answer   msgpack [[code, remark or nil], ...] in the same order
 
 Decides the layout. Called by producers and the broker's handlers. Pure; ``unpack_*`` raise

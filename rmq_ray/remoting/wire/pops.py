@@ -1,12 +1,15 @@
 """Bodies of POP_RECORDS and SETTLE_POPPED: taking messages for a time, and saying what became of
 them.
 
-    POP_RECORDS    request  msgpack [group, topic, max count, max bytes, invisible ms, wait ms, 1 = begin with the first message, retries max,
+    POP_RECORDS    request  msgpack [group, topic, max count, max bytes, invisible ms, wait ms, 1 =
+                            begin with the first message, retries max,
                                      expression type, expression, attempt, 1 = the answer to this attempt got lost]
                            count 0: only wait until there is something
                    answer   head length i32 | head | sizes, all leases' | records, back to back
-                   head     msgpack [[topic, queue id, lease id, deadline ms, min offset, max offset, count, bytes], ...]
-    SETTLE_POPPED  request  msgpack [group, [[topic, queue id, lease id, action, mask, delay ms], ...]]
+                   head     msgpack [[topic, queue id, lease id, deadline ms, min offset, max
+                            offset, count, bytes], ...]
+    SETTLE_POPPED  request  msgpack [group, [[topic, queue id, lease id, action, mask, delay ms],
+                            ...]]
                    answer   msgpack [mask of stale receipts, ...], one for each
 
 A mask is bytes, little-endian: bit ``i`` is the lease's record ``i``. Actions: 0 acknowledge, 1

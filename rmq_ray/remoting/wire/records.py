@@ -1,12 +1,15 @@
 """Bodies of our own requests that carry records in store layout: SEND_RECORDS, PULL_RECORDS,
 SCAN_RECORDS.
 
-    SEND_RECORDS   request  count i32 | sizes count x i32 | records back to back
-                   answer   base queue offset i64 | base log offset i64 | store time ms i64 | 1 = a repeat, i32
-    PULL_RECORDS   request  msgpack [group, topic, queue id, offset, max count, max bytes, sys flag, commit offset, suspend ms,
-                                     subscription version, expression type, expression or nil, epoch, lock epoch]
-    SCAN_RECORDS   request  msgpack [topic, queue id, start, end, max bytes, epoch]
-    both           answer   next i64 | min i64 | max i64 | epoch i64 | suggested broker id i32 | count i32 | sizes | records
+    SEND_RECORDS  request  count i32 | sizes count x i32 | records back to back
+                  answer   base queue offset i64 | base log offset i64 | store time ms i64 | 1 = a
+                           repeat, i32
+    PULL_RECORDS  request  msgpack [group, topic, queue id, offset, max count, max bytes, sys flag,
+                           commit offset, suspend ms,
+                                    subscription version, expression type, expression or nil, epoch, lock epoch]
+    SCAN_RECORDS  request  msgpack [topic, queue id, start, end, max bytes, epoch]
+    both          answer   next i64 | min i64 | max i64 | epoch i64 | suggested broker id i32 |
+                           count i32 | sizes | records
 
 All integers big-endian. Decides the layout and that lengths agree; what is inside the records is
 checked by the store. Called by producers, consumers, scan readers and the broker's handlers.

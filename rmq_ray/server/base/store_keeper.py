@@ -1,10 +1,11 @@
 """The life of a broker's store: opened and recovered beside the loop, served from, given up at the
 first failed write, opened again.
 
-    STARTING ──open, recover──> SERVING ──write or fsync failed──> FAILED ──re-read──> SERVING
-        │                                                            │
-        └──in use, disk failed: again after a pause                  └──disk still bad: again after a pause
-        └──missing, foreign, corrupt, unwritable──> BROKEN           any ──stop──> CLOSED
+    STARTING ──open, recover──> SERVING ──write or fsync failed─> FAILED ──re-read──> SERVING
+        │                                                           │
+        └──in use, disk failed: again after a pause                 └──disk still bad: again after a
+                                                                    pause
+        └──missing, foreign, corrupt, unwritable──> BROKEN          any ──stop──> CLOSED
 
 Decides: whether there is a store to serve from, and what callers are told when there is none. Does
 not decide how recovery works (``store.recovery.recovery``) or what becomes of waiting sends (the

@@ -59,8 +59,8 @@ def _raise(reason: object) -> None:
 
 class Broker:
     """One broker. ``on_fatal(reason)``: told of what should be impossible; the actor shell ends the
-    process then. ``leadership``: under a controller, which says who is master; the role, the broker id
-    and the core change then, the port stays.
+    process then. ``leadership``: under a controller, which says who is master; the role, the broker
+    id and the core change then, the port stays.
     """
 
     def __init__(  # noqa: PLR0913 - what a broker is given
@@ -440,16 +440,17 @@ class Broker:
 
 
 class BrokerRoleTransition:
-    """How a broker changes its role under a controller: the port stays, everything behind it is made
-    anew. See ``leadership.RoleTransition``.
+    """How a broker changes its role under a controller: the port stays, everything behind it is
+    made anew. See ``leadership.RoleTransition``.
 
         depose   now: connections of clients and slaves are closed, who waits is told nothing
         reopen   core closed (store flushed, tables written) -> another core -> store opened and
                  recovered as the role demands -> name servers told
 
-    Decides the order of these, not when (``leadership``). Invariants: between two cores requests are
-    answered STILL_RECOVERING; a store is opened only after it was closed; what a follower knows of
-    locks and popped messages is dropped before it follows: another master has given them out since.
+    Decides the order of these, not when (``leadership``). Invariants: between two cores requests
+    are answered STILL_RECOVERING; a store is opened only after it was closed; what a follower knows
+    of locks and popped messages is dropped before it follows: another master has given them out
+    since.
     """
 
     def __init__(self, broker: Broker, leadership: Leadership) -> None:

@@ -3,8 +3,8 @@ happens when its store serves or is lost, and when time passes.
 
 Decides: what each part is handed, how often periodic work runs. Does not decide which requests are
 served and how errors become answers (``dispatch``), what handlers are made of
-(``broker_handlers``), or anything about messages: handlers, rules and the store do. ``Broker`` gives
-it a port and a loop; tests drive it directly.
+(``broker_handlers``), or anything about messages: handlers, rules and the store do. ``Broker``
+gives it a port and a loop; tests drive it directly.
 
 Invariants: one loop calls everything here; ``handle`` never blocks on a disk's sync and never
 raises an ``RmqError``.
@@ -66,8 +66,8 @@ class BrokerCore:
 
     ``offload``: threads for what the broker itself needs (recovery, tables, deletion of files).
     ``reads``: threads for what clients ask, so that many scans hold up neither tables nor recovery;
-    None = the same. ``leadership``, ``epoch``: under a controller, and of which epoch it is master (None
-    = a follower).
+    None = the same. ``leadership``, ``epoch``: under a controller, and of which epoch it is master
+    (None = a follower).
     """
 
     def __init__(  # noqa: PLR0913 - what a broker is made of

@@ -1,14 +1,14 @@
 """Delivers messages at their exact times, and takes back those that are recalled (store-format 14;
 features 17, 18).
 
-    send ──> rmq_sys_wheel_timer/0 ──scan, read──> DueWindow ──due──> real topic
-                      '<── rolled copies                       recalled, rolled: rmq_sys_wheel_timer/1
+    send ──> rmq_sys_wheel_timer/0 ──scan, read─> DueWindow ─due──> real topic
+                      '<── rolled copies                     recalled, rolled: rmq_sys_wheel_timer/1
 
 The timer queue's entries are the index: code = due time. What was delivered is one point:
 everything up to (due, offset) is.
 
 Decides: when entries are read and scanned, what is delivered in one turn, which progress may be
-saved. Does not decide due times or forms (``protocol.timer``), order (``protocol.due_window``).
+saved. Does not decide due times or forms (``protocol.timer``), order (``protocol.timer``).
 Runs in the broker's loop; scans run beside it.
 
 Invariants: never early. A message counts as delivered exactly when its (due, offset) is not behind
@@ -32,8 +32,18 @@ from rmq_ray.errors import BrokerBusy, RmqError, StoreError, StoreUnreadable
 from rmq_ray.files import FileSystem
 from rmq_ray.model.message import TIMER_CANCELS, TIMER_OUT_MS, SysFlag, decode_properties
 from rmq_ray.model.topics import TIMER_TOPIC
-from rmq_ray.protocol.due_window import Array, Due, DueWindow, nearest
-from rmq_ray.protocol.timer import CANCELLED, DUE_MS_MIN, WAITING, cancelling, release_timed, rolled
+from rmq_ray.protocol.timer import (
+    CANCELLED,
+    DUE_MS_MIN,
+    WAITING,
+    Array,
+    Due,
+    DueWindow,
+    cancelling,
+    nearest,
+    release_timed,
+    rolled,
+)
 from rmq_ray.server.base.config_saver import ConfigSaver
 from rmq_ray.server.base.counters import Counters
 from rmq_ray.server.base.offload import Offload

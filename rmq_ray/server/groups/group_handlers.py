@@ -19,7 +19,7 @@ from rmq_ray.model.topics import retry_topic
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.consumer_group import Client, ConsumerTable, GroupChange
 from rmq_ray.protocol.filters.filter_table import FilterTable
-from rmq_ray.protocol.filters.subscription_conflicts import CONFLICT_FIELD, describe
+from rmq_ray.protocol.filters.subscriptions import CONFLICT_FIELD, describe
 from rmq_ray.remoting.wire import bodies
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, Command
@@ -160,8 +160,8 @@ class GroupHandlers:
 
 class SubscriptionWatch:
     """What heartbeats of one broker say about subscriptions: when a filter is registered or dies
-    (``FilterTable``), when a conflict is logged and counted. Which subscription counts is not decided
-    here.
+    (``FilterTable``), when a conflict is logged and counted. Which subscription counts is not
+    decided here.
     """
 
     def __init__(

@@ -25,10 +25,10 @@ from rmq_ray.model.groups import ConsumeType
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.consumer_group import Client, ConsumerGroup
-from rmq_ray.remoting.wire import bodies_admin, bodies_groups
+from rmq_ray.remoting.wire import bodies_admin
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, LANGUAGES, Command
-from rmq_ray.remoting.wire.headers_groups import (
+from rmq_ray.remoting.wire.headers import (
     BrokerConsumeStatsHeader,
     CloneGroupHeader,
     ConsumeDirectlyHeader,
@@ -98,7 +98,7 @@ class GroupOperations:
             )
         given = {
             queue.queue_id: offset
-            for queue, offset in bodies_groups.decode_offsets(command.body_bytes()).items()
+            for queue, offset in bodies_admin.decode_offsets(command.body_bytes()).items()
         }
         current: dict[int, int] = {}
         for queue_id in range(config.write_queues):
@@ -124,7 +124,7 @@ class GroupOperations:
 
         def tell(found: dict[MessageQueue, int]) -> Command:
             fields = ResetOffsetHeader(header.topic, header.group, header.timestamp_ms).to_fields()
-            body = bodies_groups.encode_offsets(found)
+            body = bodies_admin.encode_offsets(found)
             if (
                 group.consume_type is ConsumeType.CONSUME_POP
             ):  # no member has a queue: what is out is void
@@ -173,11 +173,11 @@ class GroupOperations:
             nonlocal waiting
             waiting -= 1
             if isinstance(outcome, Command) and outcome.code == ResponseCode.SUCCESS:
-                found[client.client_id] = bodies_groups.decode_offsets(
+                found[client.client_id] = bodies_admin.decode_offsets(
                     outcome.body_bytes(), "messageQueueTable"
                 )
             if not waiting:
-                peer.send(command.answer(fields={}, body=bodies_groups.encode_status(found)))
+                peer.send(command.answer(fields={}, body=bodies_admin.encode_status(found)))
 
         if not asked:
             raise Refused(
@@ -273,7 +273,7 @@ class GroupOperations:
             ]
             for group, channels in self._members.producers.groups().items()
         }
-        return command.answer(fields={}, body=bodies_groups.encode_producers(found))
+        return command.answer(fields={}, body=bodies_admin.encode_producers(found))
 
     def _relay(self, command: Command, peer: Peer, group: str, client_id: str, body: bytes) -> None:
         member = self._members.consumers.connection_of(group, client_id)

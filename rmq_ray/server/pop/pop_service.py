@@ -22,8 +22,8 @@ from rmq_ray.files import FileSystem
 from rmq_ray.model.message import decode_properties
 from rmq_ray.model.topics import GroupConfig, dlq_topic, retry_topic
 from rmq_ray.ports import Peer
+from rmq_ray.protocol.delay import copy_properties, decide, max_times
 from rmq_ray.protocol.pop import Expired
-from rmq_ray.protocol.redelivery import copy_properties, decide, max_times
 from rmq_ray.server.base.cold_reads import is_cold
 from rmq_ray.server.base.offload import Offload
 from rmq_ray.server.base.responses import Answer
@@ -135,7 +135,7 @@ class PopMover:
 
     Decides: how many in one turn, and when the original counts as done: when its copy is on the
     disk, so that no loss of power takes both. Does not decide what is due (``protocol.pop``) or
-    whether it is a dead letter (``protocol.redelivery``).
+    whether it is a dead letter (``protocol.delay``).
 
     Invariants: a message that cannot be copied stays where it is and is tried again; a crash may
     leave two copies, never none.

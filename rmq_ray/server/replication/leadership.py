@@ -1,13 +1,13 @@
 """One replica under a controller: what it was told, what it promised, and the one task that makes
 the broker follow suit.
 
-    start ──> SLAVE of nobody ──assignment: another is master──> SLAVE, follows ──assignment: this one──> MASTER
-                    ^                                                                                        │
-                    └───────── deposed: fenced, another assignment, or its store failed <────────────────────┘
+    start ─> SLAVE of nobody ──assignment: another is master──> SLAVE, follows ──assignment: this one─> MASTER
+                   ^                                                                                       │
+                   └───────── deposed: fenced, another assignment, or its store failed <───────────────────┘
 
 Decides: which assignment counts, when a role changes, what is reported. Does not decide who leads
-(the controller) or how a store becomes a master's (``RoleTransition``, which is the broker). Made by the
-actor shell, given to ``Broker``; everything runs in its loop.
+(the controller) or how a store becomes a master's (``RoleTransition``, which is the broker). Made
+by the actor shell, given to ``Broker``; everything runs in its loop.
 
 Invariants: nobody becomes master but by an assignment of an epoch that is not older than any seen
 here, and that this log has not been written under before; one role change at a time; from the

@@ -3,8 +3,8 @@ master has confirmed.
 
 Decides: which requests are refused until then, with an answer after which clients ask again
 (``StoreNotReady``); that nothing is appended without the right to lead. Does not decide who leads
-(``leadership``) or what is confirmed (``protocol.election.replication``). Called by the broker's core,
-in its loop.
+(``leadership``) or what is confirmed (``protocol.election.replication``). Called by the broker's
+core, in its loop.
 
 Invariant: between the moment in which a master may not lead any more and the end of its process
 nothing is written to its log and nothing acknowledged.

@@ -1,8 +1,8 @@
 """The master's side of replication: slaves join, poll for bytes, and acknowledge with every poll
 (promises: modes; protocol-behaviour 22).
 
-    slave ──FOLLOW_LOG (its log's last bytes)──> compared ──lineage──> slave
-    slave ──REPLICATE (positions, offset)──> Followers; bytes at once, or when there are some ──> slave
+    slave ─FOLLOW_LOG (its log's last bytes)──> compared ──lineage──> slave
+    slave ─REPLICATE (positions, offset)──> Followers; bytes at once, or when there are some ─> slave
 
 Decides: whose log may follow, when a poll is answered, what the store may show (SYNC_MASTER:
 nothing that the in-sync set lacks). Does not decide who is in sync

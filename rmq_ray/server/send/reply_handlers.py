@@ -22,8 +22,7 @@ from rmq_ray.model.message import decode_properties
 from rmq_ray.ports import Peer
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Command
-from rmq_ray.remoting.wire.headers import SendHeader
-from rmq_ray.remoting.wire.headers_reply import PushReplyHeader
+from rmq_ray.remoting.wire.headers import PushReplyHeader, SendHeader
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.responses import Answer
 from rmq_ray.server.groups.membership import Membership

@@ -1,6 +1,6 @@
 """CONSUMER_SEND_MSG_BACK: a consumer could not process a message (protocol-behaviour 17).
 
-Decides: where the copy goes (with ``protocol.redelivery``) and what the consumer is told. Does not
+Decides: where the copy goes (with ``protocol.delay``) and what the consumer is told. Does not
 decide when it comes back: a copy for the retry topic lies in the schedule topic until its delay is
 over. The answer 0 leaves when the copy is as durable as the mode demands; anything else makes the
 consumer keep the message.
@@ -12,7 +12,7 @@ from rmq_ray.codec.record import decode_record, offset_message_id
 from rmq_ray.model.message import DELAY, decode_properties
 from rmq_ray.model.topics import GroupConfig, Permission
 from rmq_ray.ports import Peer
-from rmq_ray.protocol.redelivery import copy_properties, decide, max_times
+from rmq_ray.protocol.delay import copy_properties, decide, max_times
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import SendBackHeader

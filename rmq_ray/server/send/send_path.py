@@ -13,8 +13,9 @@ means: the store says up to which log offset.
 
 Invariants: a refused send wrote nothing. Each waiter is told exactly once: 0 when the log is
 settled that far (durable; under SYNC_MASTER on the slaves, too), 10 (FLUSH_DISK_TIMEOUT) when its
-time is over or the log failed, 12 (FLUSH_SLAVE_TIMEOUT) when its time is over and only slaves are missing.
-Waiters are told in the order of their arrival, so the answers of one connection keep their order.
+time is over or the log failed, 12 (FLUSH_SLAVE_TIMEOUT) when its time is over and only slaves are
+missing. Waiters are told in the order of their arrival, so the answers of one connection keep their
+order.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from rmq_ray.model.topics import (
     TopicConfig,
 )
 from rmq_ray.ports import Peer
-from rmq_ray.protocol.redelivery import group_of_retry_topic
+from rmq_ray.protocol.delay import group_of_retry_topic
 from rmq_ray.protocol.validators import check_topic
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, Command

@@ -34,7 +34,7 @@ from rmq_ray.errors import (
     StoreNotReady,
 )
 from rmq_ray.model.ids import Address
-from rmq_ray.protocol.election.lineage import parting_point
+from rmq_ray.protocol.election.replication import parting_point
 from rmq_ray.protocol.transaction import SYSTEM_GROUP
 from rmq_ray.remoting.async_connection import AsyncConnection
 from rmq_ray.remoting.handshake import Credentials
@@ -93,7 +93,8 @@ class FollowerParts:
 
 class Replica:
     """Of one slave. ``look_up()``: have the name servers asked for the master soon. Under a
-    controller (``leadership``) the master is the one of ``epoch`` at ``config.master``, and no other.
+    controller (``leadership``) the master is the one of ``epoch`` at ``config.master``, and no
+    other.
     """
 
     def __init__(  # noqa: PLR0913 - what following takes

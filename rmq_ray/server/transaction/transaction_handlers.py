@@ -2,8 +2,9 @@
 (protocol-behaviour 20; remoting 3, 4).
 
 Decides: whether halves may be stored, whether an end names a half of that group, what a repeated or
-contradicting end is told, whom a check goes to. Does not decide what an end writes (``transaction_service``). When the answer
-0 leaves: the final message and its op are as durable as the mode demands.
+contradicting end is told, whom a check goes to. Does not decide what an end writes
+(``transaction_service``). When the answer 0 leaves: the final message and its op are as durable as
+the mode demands.
 
     answer   0   ended so, now or before
              1   no such half of this group
@@ -24,7 +25,7 @@ from rmq_ray.errors import ClientError, MalformedFrame, MessageIllegal, TopicNot
 from rmq_ray.model.message import PRODUCER_GROUP, UNIQUE_KEY, SysFlag, encode_properties
 from rmq_ray.model.topics import HALF_TOPIC
 from rmq_ray.ports import Peer
-from rmq_ray.protocol.redelivery import group_of_retry_topic
+from rmq_ray.protocol.delay import group_of_retry_topic
 from rmq_ray.protocol.transaction import (
     IMMUNITY_S_MAX,
     EndState,

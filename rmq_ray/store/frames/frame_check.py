@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from rmq_ray.codec.body_crcs import body_crcs
 from rmq_ray.codec.record import (
     CRC_MASK,
     HEADER,
@@ -40,6 +39,7 @@ from rmq_ray.codec.record_batch import (
     Array,
     CheckedFrame,
     FrameMark,
+    body_crcs,
     frame_crc,
     read_mark,
 )

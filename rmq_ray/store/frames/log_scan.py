@@ -19,7 +19,6 @@ from enum import Enum
 
 import numpy as np
 
-from rmq_ray.codec.body_crcs import body_crcs
 from rmq_ray.codec.record import (
     BLANK_MAGIC,
     HEADER_BYTES,
@@ -29,7 +28,7 @@ from rmq_ray.codec.record import (
     find_fault,
     headers_at,
 )
-from rmq_ray.codec.record_batch import Array
+from rmq_ray.codec.record_batch import Array, body_crcs
 from rmq_ray.model.message import SysFlag
 
 NEVER_STRICT = 1 << 62

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from rmq_ray.codec.body_crcs import body_crcs
 from rmq_ray.codec.record import (
     CRC_MASK,
     HEADER,
@@ -29,7 +28,7 @@ from rmq_ray.codec.record import (
     find_fault,
     headers_at,
 )
-from rmq_ray.codec.record_batch import Array
+from rmq_ray.codec.record_batch import Array, body_crcs
 from rmq_ray.errors import StoreMissing
 from rmq_ray.model.checksum import crc32
 from rmq_ray.model.pulling import GetMessageStatus

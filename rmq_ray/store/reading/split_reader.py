@@ -26,9 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from rmq_ray.codec.body_crcs import body_crcs
 from rmq_ray.codec.record import MAGIC, OVERHEAD_BYTES
-from rmq_ray.codec.record_batch import Array
+from rmq_ray.codec.record_batch import Array, body_crcs
 from rmq_ray.codec.record_layout import RecordLayout
 from rmq_ray.errors import StoreCorrupt, StoreError, StoreForeign, StoreMissing
 from rmq_ray.files import FileCache, FileSystem

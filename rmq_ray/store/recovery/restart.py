@@ -14,7 +14,7 @@ may be half done:
 
 Decides: whether our checkpoint is valid, RocketMQ's rule where it is not, when an epoch begins, the
 order of a cut. Does not decide: what is a valid record, where the log ends (``recovery``), where to
-cut (``protocol.election.lineage``).
+cut (``protocol.election.replication``).
 
 Invariants: nothing is cut before all of the log behind the beginning was read, or before its mark
 is on disk; the mark stays until everything that was derived from the cut log is cut too; each step

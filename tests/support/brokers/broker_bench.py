@@ -16,7 +16,6 @@ from rmq_ray.clock import ManualClock
 from rmq_ray.codec.frame_encoder import encode_frame
 from rmq_ray.config import BrokerConfig, FlushMode, StoreConfig
 from rmq_ray.errors import RmqError
-from rmq_ray.model.filters import Sql
 from rmq_ray.model.groups import (
     ConsumeFromWhere,
     ConsumerData,
@@ -25,6 +24,7 @@ from rmq_ray.model.groups import (
     MessageModel,
 )
 from rmq_ray.model.ids import FrameId
+from rmq_ray.model.pulling import Sql
 from rmq_ray.protocol.filters.subscriptions import parse_subscription
 from rmq_ray.remoting.wire import bodies
 from rmq_ray.remoting.wire.codes import RequestCode as Code

@@ -23,8 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from rmq_ray.model.reigns import Assignment, ReplicaReport, Role, Standing
-from rmq_ray.protocol.election.electing import Answer, Rules, elect
-from rmq_ray.protocol.election.promotion import Call, Succession
+from rmq_ray.protocol.election.promotion import Answer, Call, Rules, Succession, elect
 from rmq_ray.protocol.election.replication import LEASE_MS
 
 FAULT_MS, PEACE_MS = 15_000, 15_000

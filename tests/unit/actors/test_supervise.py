@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmq_ray.actors.supervise import GRACE_MS, MISSES_MAX, Action, Ping, Watch
+from rmq_ray.actors.shell import GRACE_MS, MISSES_MAX, Action, Ping, Watch
 
 A, U, S, M = Ping.ANSWERED, Ping.UNAVAILABLE, Ping.SILENT, Ping.MISSING
 

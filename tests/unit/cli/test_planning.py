@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from rmq_ray.actors.control.disks import Disk, judge, look
+from rmq_ray.actors.control.survey import Disk, judge, look
 from rmq_ray.cli import ray_head
 from rmq_ray.cli.main import main
 from rmq_ray.errors import RmqError, StoreCorrupt, StoreForeign, StoreMissing, StoreUnwritable

@@ -11,8 +11,8 @@ import pytest
 from rmq_ray.config import FlushMode, ForeignClients
 from rmq_ray.errors import ConfigError
 from rmq_ray.topology.reader import parse_topology, read_topology
+from rmq_ray.topology.rules import Topology
 from rmq_ray.topology.source import Source
-from rmq_ray.topology.specs import Topology
 
 FILE = """\
 cluster = "prod"

@@ -18,7 +18,7 @@ from rmq_ray.actors.control.copy_service import CopyService
 from rmq_ray.actors.control.elections import Elections
 from rmq_ray.actors.control.members import Crew, Member, others_of
 from rmq_ray.actors.control.plan import ClusterPlan, make_plan
-from rmq_ray.actors.supervise import Ping
+from rmq_ray.actors.shell import Ping
 from rmq_ray.errors import ClusterError, PromotionRefused, RmqError
 
 BROKER = "broker-a"

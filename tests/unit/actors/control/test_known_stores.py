@@ -11,7 +11,7 @@ import pytest
 from rmq_ray.actors.control import known_stores
 from rmq_ray.errors import ConfigError
 from rmq_ray.topology.reader import read_topology
-from rmq_ray.topology.specs import Topology
+from rmq_ray.topology.rules import Topology
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from rmq_ray.actors.control.members import Crew, Member, others_of
 from rmq_ray.actors.control.plan import make_plan
 from rmq_ray.actors.name_server import NameServerShell
 from rmq_ray.actors.replica import ReplicaShell
-from rmq_ray.actors.supervise import Ping
+from rmq_ray.actors.shell import Ping
 from rmq_ray.errors import ClusterError
 
 MEMBER = Member("c/broker-a/0", ReplicaShell, ("config", b"secret", True, None), None, "broker-a")

@@ -12,8 +12,8 @@ import pytest
 
 from rmq_ray.actors import gateway
 from rmq_ray.actors.control import survey
-from rmq_ray.actors.control.disks import Disk, judge, judge_ledger
 from rmq_ray.actors.control.plan import ClusterPlan, plan_of
+from rmq_ray.actors.control.survey import Disk, judge, judge_ledger
 from rmq_ray.actors.gateway import Node
 from rmq_ray.errors import ConfigError, StoreForeign, StoreMissing, StoreUnwritable
 from rmq_ray.topology.reader import parse_topology

@@ -33,10 +33,10 @@ from rmq_ray.model.groups import ConsumeFromWhere
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.model.pulling import GetMessageStatus, PullStatus, PullSysFlag
 from rmq_ray.protocol.filters.subscriptions import parse_subscription
-from rmq_ray.protocol.pull_status import response_code
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.records import pack_pull_answer, unpack_pull
+from rmq_ray.server.pull.pull_handlers import response_code
 from tests.support.clients.scripted_client import ScriptedClient, record
 
 ORDERS = [MessageQueue("orders", "broker-a", number) for number in range(4)]

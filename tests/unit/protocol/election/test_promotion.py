@@ -8,8 +8,13 @@ import pytest
 
 from rmq_ray.errors import PromotionRefused
 from rmq_ray.model.reigns import Assignment, ReplicaReport, Role, Standing
-from rmq_ray.protocol.election.electing import GATHER_MS, MORE_REPORTS_MS, Rules
-from rmq_ray.protocol.election.promotion import PROMOTION_MS, Succession
+from rmq_ray.protocol.election.promotion import (
+    GATHER_MS,
+    MORE_REPORTS_MS,
+    PROMOTION_MS,
+    Rules,
+    Succession,
+)
 from rmq_ray.protocol.election.replication import LEASE_MS
 
 RULES = Rules("b", 3, synchronous=True)

@@ -9,14 +9,13 @@ import math
 import pytest
 
 from rmq_ray.errors import SubscriptionInvalid
-from rmq_ray.model.filters import Sql
 from rmq_ray.model.groups import SQL92, TAG
+from rmq_ray.model.pulling import Sql
 from rmq_ray.protocol.filters import filter_sql92
 from rmq_ray.protocol.filters.filter_sql92 import FilterCache, compile_filter
 from rmq_ray.protocol.filters.sql92_compiler import compile_condition
-from rmq_ray.protocol.filters.sql92_lexer import EXPRESSION_CHARS_MAX
-from rmq_ray.protocol.filters.sql92_parser import DEPTH_MAX, PARTS_MAX, parse
-from rmq_ray.protocol.filters.sql92_values import (
+from rmq_ray.protocol.filters.sql92_parser import DEPTH_MAX, EXPRESSION_CHARS_MAX, PARTS_MAX, parse
+from rmq_ray.protocol.filters.sql92_syntax import (
     NotComparable,
     order_doubles,
     to_double,

@@ -23,11 +23,11 @@ from rmq_ray.model.groups import (
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.protocol.filters.filter_tag import tag_subscription
 from rmq_ray.remoting.wire import bodies
-from rmq_ray.remoting.wire.bodies_groups import encode_offsets
+from rmq_ray.remoting.wire.bodies_admin import encode_offsets
 from rmq_ray.remoting.wire.codes import RequestCode as Code
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
-from rmq_ray.remoting.wire.headers_groups import ResetOffsetHeader
+from rmq_ray.remoting.wire.headers import ResetOffsetHeader
 from rmq_ray.remoting.wire.pops import (
     LeasedRecords,
     PopRecords,
