@@ -18,6 +18,7 @@ from tools.shape import journeys_of
 
 LISTED = journeys_of(ROOT / "docs" / "data-flow.md")
 SEND, PULL, READ, START, UNDERFOOT = LISTED
+EVER = "ever"
 LIMITS = {SEND: 33, PULL: 28, READ: 14, START: 20}
 
 
@@ -55,7 +56,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
             for _ in range(5):
                 woken()
             pulled = files.always(woken)
-    return {SEND: set(sent), PULL: set(pulled) - set(sent)}
+    return {SEND: set(sent), PULL: set(pulled) - set(sent), EVER: files.ever}
 
 
 @pytest.mark.parametrize("journey", [SEND, PULL])
@@ -64,7 +65,7 @@ def test_the_files_that_run_are_those_that_the_page_lists(
 ) -> None:
     listed, ran = set(LISTED[journey]), run[journey] - set(LISTED[UNDERFOOT])
     assert ran - listed == set(), "ran, and not listed"
-    assert listed - run[SEND] - run[PULL] == set(), "listed, and did not run"
+    assert listed - run[EVER] == set(), "listed, and did not run"
 
 
 @pytest.mark.parametrize("journey", [READ, START])

@@ -29,6 +29,7 @@ class FilesRun:
     def __init__(self) -> None:
         self._seen: dict[str, None] = {}  # in the order of their first call
         self._watching = False
+        self.ever: set[str] = set()  # all that ran in any step
 
     def __enter__(self) -> FilesRun:
         threading.setprofile(self._called)
@@ -53,6 +54,7 @@ class FilesRun:
             step()
         finally:
             self._watching = False
+        self.ever |= set(self._seen)
         return list(self._seen)
 
     def always(self, step: Callable[[], Any]) -> list[str]:

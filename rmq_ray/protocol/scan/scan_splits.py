@@ -43,7 +43,7 @@ class DerivedFrames:
         """Queue and id of frame ``number``, counted from 0.
 
         >>> q = MessageQueue("t", "b", 0)
-        >>> DerivedFrames("w", 1, [q]).place(512)[1].sequence, DerivedFrames("w", 1, [q]).place(3) = DerivedFrames("w", 1, [q]).place(3)
+        >>> DerivedFrames("w", 1, [q]).place(512)[1].sequence, DerivedFrames("w", 1, [q]).place(3) == DerivedFrames("w", 1, [q]).place(3)
         (0, True)
         """
         block, sequence = divmod(number, SEQUENCES)
