@@ -53,7 +53,8 @@ def filled_store(directory: str, messages: int, repeated: bool) -> Iterator[Mess
     for first in range(0, messages, A_FRAME):
         rows = range(first, first + A_FRAME)
         texts = [
-            f"TAGS\x01paid\x02amount\x01{at % 50 if repeated else at}\x02region\x01{REGIONS[at % 8]}\x02UNIQ_KEY\x01{at:032d}"
+            f"TAGS\x01paid\x02amount\x01{at % 50 if repeated else at}\x02"
+            f"region\x01{REGIONS[at % 8]}\x02UNIQ_KEY\x01{at:032d}"
             for at in rows
         ]
         records, sizes = encode_frame(

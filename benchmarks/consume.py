@@ -144,7 +144,8 @@ def bodies_of_columns(batch: Any) -> int:
 
 
 def _rate(mq: rmq.Cluster, topic: str, counter: Counter, **options: Any) -> float:
-    group = f"{topic}-{options.get('batch', options.get('batch_size'))}{'-ordered' * options.get('orderly', False)}"
+    batch = options.get("batch", options.get("batch_size"))
+    group = f"{topic}-{batch}{'-ordered' * options.get('orderly', False)}"
     with rmq.PushConsumer(
         group,
         listener=counter,

@@ -5,8 +5,10 @@ A cluster with slaves, a thread that sends one message after the other, a consum
 and a second consumer in the middle of a backlog. Then a process is killed with -9, or stopped; the
 run ends when every copy is in the sync state set again and everything acknowledged was consumed.
 
-    outage of sends  the longest time between two acknowledgements  outage of reads  the same between two messages of the backlog
-    lost             acknowledged and never consumed                repeated         consumed more than once, of both topics
+    outage of sends  the longest time between two acknowledgements
+    outage of reads  the same between two messages of the backlog
+    lost             acknowledged and never consumed
+    repeated         consumed more than once, of both topics
 """
 
 from __future__ import annotations

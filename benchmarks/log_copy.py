@@ -1,8 +1,9 @@
 """How fast a fresh slave has its master's log, against the same files over a plain TCP connection
 into a file; what its copying costs whoever sends.
 
-Called by ``replication``. A log that fits the memory is copied between page caches; with ``--log-gb 10`` one of 10 GB, too, which has to come from
-the disk and go there. Before each way of copying what is dirty is written, and for the long log nothing of it is in memory.
+A log that fits the memory is copied between page caches; with ``--log-gb 10`` one of 10 GB, too,
+which has to come from the disk and go there. Before each way of copying what is dirty is written,
+and for the long log nothing of it is in memory.
 """
 
 from __future__ import annotations

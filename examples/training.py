@@ -1,7 +1,7 @@
 """From actors that measure, through Spark that makes features, to Ray Train: history first, then
 what comes in, each row learnt once.
 
-    python -m examples.training        --kill: a worker is killed in the middle, with the same result
+    python -m examples.training        --kill: a worker is killed in the middle; same result
 
 Producer actors send raw measurements to "measured". Spark turns what is new into features in
 "features", as a stream with a checkpoint. Ray Train's workers read the history as shards of one

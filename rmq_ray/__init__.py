@@ -227,7 +227,9 @@ __all__ = [
 ]
 
 _HOMES = {
-    "rmq_ray.actors.clients": "AsyncProducer Producer PullConsumer PushConsumer SimpleConsumer TransactionProducer",
+    "rmq_ray.actors.clients": (
+        "AsyncProducer Producer PullConsumer PushConsumer SimpleConsumer TransactionProducer"
+    ),
     "rmq_ray.actors.consumer": "ConsumerActor",
     "rmq_ray.actors.workers.deployment": "ConsumerApp consumer workers",
     "rmq_ray.actors.workers.fleet": "Workers",

@@ -3,11 +3,11 @@ says whose fault it was.
 
     RmqError
     ├── ConfigError                      a setting or topology file is wrong (caller)
-    ├── ClientError                      misuse of a client object: wrong state, bad name, closed (caller)
+    ├── ClientError                      misuse of a client: wrong state, bad name, closed (caller)
     │   ├── NoNameServer                 nobody told where the cluster is (caller)
     │   └── NotARequest                  a reply to a message that asks for none (caller)
     ├── SendError                        a send that is definitely not stored
-    │   ├── SendUnknown                  may be stored: connection lost after the frame left (network)
+    │   ├── SendUnknown                  may be stored: connection lost behind the frame (network)
     │   │   └── SendTimeout              may be stored: no answer within the time-out (network)
     │   ├── MessageTooLarge, MessageIllegal (caller)
     │   ├── BrokerBusy                   refused before anything was written; try again (peer)
@@ -29,9 +29,9 @@ says whose fault it was.
     │   ├── ConnectFailed                nothing was sent: always safe to repeat (network)
     │   ├── ConnectionLost               the request may have been processed (network)
     │   ├── RequestTimeout               no answer in time; may have been processed (network)
-    │   ├── TooManyRequests              this side's limit on unanswered requests is reached (caller)
+    │   ├── TooManyRequests              this side's limit on unanswered requests (caller)
     │   ├── FrameTooLarge                more than 16 MiB to send: nothing was sent (caller)
-    │   ├── MalformedFrame               the peer broke the protocol; the connection is closed (peer)
+    │   ├── MalformedFrame               the peer broke the protocol; it is cut off (peer)
     │   ├── HandshakeFailed              wrong secret, cluster or role (peer)
     │   └── ResponseError                the peer answered with a failure code
     ├── StoreError                       the disk's side
@@ -39,8 +39,8 @@ says whose fault it was.
     │   ├── StoreCorrupt                 bytes on disk contradict the format
     │   ├── LogDiverged                  a copy cannot go on: other log, bytes or epoch
     │   ├── StoreFull                    no room; reads go on
-    │   ├── StoreFailed                  a write or fsync failed: nothing is acknowledged until re-read
-    │   │   ├── StoreUnreadable          a read failed: that record cannot be had now, the log goes on
+    │   ├── StoreFailed                  a write or fsync failed: no acknowledgement until re-read
+    │   │   ├── StoreUnreadable          a read failed: that record cannot be had now
     │   │   └── AppendUnknown            of this very message: it may be found when the disk is read
     │   └── StoreNotReady                recovery is still running; try again
     ├── MasterReplaced                   a name server knows a master of a later epoch (peer)

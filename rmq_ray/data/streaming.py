@@ -1,9 +1,8 @@
 """A topic without an end, table by table: what a training loop reads.
 
-    group ────────┐                                                    asked for the next one ──>
-                                                                       commit="next"
-    shard=(2, 4) ─┴─> queues of this worker ─poll─> table ─> the loop ─┤
-                                                                       └ model saved ──> batches.commit(), batches.position
+    group ────────┐                                              ┌ asked for the next one:
+    shard=(2, 4) ─┴─> queues of this worker ─> table ─> the loop ┤ commit="next"
+                                                                 └ model saved: batches.commit()
 
 Decides: which queues a worker reads, when a table counts as done, and where the reading ends. Does
 not decide how queues are shared by a group (rebalance does), nor where a model is kept. Called by

@@ -131,8 +131,12 @@ class SendStatus(Enum):
 
 _MEANINGS = {
     SendStatus.SEND_OK: "written, flushed and replicated as the broker's mode demands",
-    SendStatus.FLUSH_DISK_TIMEOUT: "written, but the disk did not confirm within 5 s: it may be lost with the host",
-    SendStatus.SLAVE_NOT_AVAILABLE: "written on the master alone: too few slaves are in sync, it may be lost with the master",
+    SendStatus.FLUSH_DISK_TIMEOUT: (
+        "written, but the disk did not confirm within 5 s: it may be lost with the host"
+    ),
+    SendStatus.SLAVE_NOT_AVAILABLE: (
+        "written on the master alone: too few slaves are in sync, it may be lost with the master"
+    ),
     SendStatus.FLUSH_SLAVE_TIMEOUT: (
         "written on the master, but a slave did not confirm in time: it may be lost with the master"
     ),

@@ -19,8 +19,8 @@ SEPARATOR = "%"
 def with_namespace(namespace: str, name: str) -> str:
     """The whole name of a topic or group.
 
-    >>> with_namespace("ns", "orders"), with_namespace("ns", "%RETRY%ns%g"), with_namespace("", "orders")
-    ('ns%orders', '%RETRY%ns%g', 'orders')
+    >>> with_namespace("ns", "orders"), with_namespace("ns", "%RETRY%ns%g")
+    ('ns%orders', '%RETRY%ns%g')
     """
     if not namespace or not name or _is_system(name):
         return name

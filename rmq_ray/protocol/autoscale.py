@@ -5,7 +5,8 @@ Decides the next number of consumers from the lag, the number now and what was s
 measure the lag, nor start anything. Called by ``actors.workers.fleet`` every few seconds with its
 clock's ``now_ms``.
 
-    lag > lag_per_actor x actors, seen for up_after_ms ──> as many as the lag asks for, at most twice as many
+    lag > lag_per_actor x actors, seen for up_after_ms
+        ──> as many as the lag asks for, at most twice as many
     the lag would do with fewer, seen for down_after_ms ─> one fewer
     else ────────────────────────────────────────────────> as many as now
 

@@ -9,11 +9,11 @@ dead-letter topic, and the original is done as well.
                             │        a bit per message, 1 = not done     └ never handed out
                             └ all below is done
 
-    a message  free ─grant─> open ──ack──────────────> done           later acks: taken again,
-                                                                      nothing happens
+    a message  free ─grant─> open ──ack──> done    later acks: taken again, nothing happens
                              │  └──change──> open, other deadline
-                             └──expired──> moving ──copy durable──> moved = done       acks from here on: stale
-                                             └──copy failed──> open
+                             └──expired──> moving ──copy durable──> moved = done
+                                              │                     acks from here on: stale
+                                              └──copy failed──> open
 
 Decides: whether a receipt (lease id, bit) still counts, what is due, what the commit offset is.
 Does not decide where copies go (``protocol.delay``) or what is on disk: every change is also

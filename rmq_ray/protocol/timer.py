@@ -264,7 +264,8 @@ class RecallHandle:
     def encode(self) -> str:
         """Text for ``SendResult.recall_handle``, without padding.
 
-        >>> RecallHandle.decode(RecallHandle("orders", "broker-a", "K" * 32, 7, 99).encode()).queue_offset
+        >>> handle = RecallHandle("orders", "broker-a", "K" * 32, 7, 99)
+        >>> RecallHandle.decode(handle.encode()).queue_offset
         7
         """
         text = " ".join(

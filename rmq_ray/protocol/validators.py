@@ -6,8 +6,10 @@ anything is encoded, and by brokers for what foreign clients send. Pure.
 
     names      ClientError       topic, group
     topics     TopicNotWritable  that belong to the system
-    bodies     MessageIllegal    empty or not bytes          MessageTooLarge  over the limit
-    properties MessageIllegal    reserved, blank, or with a separator inside  MessageTooLarge  over 32767 bytes
+    bodies     MessageIllegal    empty or not bytes
+               MessageTooLarge   over the limit
+    properties MessageIllegal    reserved, blank, or with a separator inside
+               MessageTooLarge   over 32767 bytes
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """One connection that any thread may use: a request is written by its caller, answers are matched
 by opaque.
 
-    callers - Outbox (combined writes) ->  socket  -> reader thread --- WaitingTable ---> lock of
-                                                   the caller, or callback
-                                                             \\--- the server's own requests ---> on_request, answer written back
+    callers - Outbox (combined writes) -> socket
+    socket -> reader thread --- WaitingTable ---> lock of the caller, or callback
+                           \\--- the server's own requests ---> on_request, answer written back
 
 Decides when the connection is dead and what that means for each request: not sent, or perhaps
 processed. Does not decide about retries. Called by ``pool``, scan readers and tests; the wire is

@@ -1,7 +1,7 @@
 """The server's end of one connection: cuts frames, checks who speaks, hands requests to the
 handler, writes answers.
 
-    FIRST --HELLO--> PROVING --PROVE--> TRUSTED  any frame of a stranger on an open port:  FIRST --> FOREIGN
+    FIRST --HELLO--> PROVING --PROVE--> TRUSTED  a stranger on an open port: FIRST --> FOREIGN
       |                 |                        a fault at any point: closed, with a reason, and
                                                  nothing else is touched
       +--- closed port, not HELLO: dropped

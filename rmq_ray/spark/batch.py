@@ -3,7 +3,8 @@ not otherwise.
 
     with batch(session, "orders", group="daily") as new:  group's position ──[start, now)──> new.df
         new.df.write.parquet(...)
-                                                          no exception ──commit, queue by queue──> the group goes on behind it
+                                                          no exception ──commit, queue by queue──>
+                                                          the group goes on behind it
 
 Decides: what is new (from the group's position, the beginning for a new group, to the end when the
 block is entered) and when it counts as done. At least once: a driver that dies behind the block's
@@ -86,9 +87,9 @@ def batch(  # noqa: PLR0913 - the settings of the outermost call
             end = batches.next(before)
             yield GroupBatch(batches.frame(before, end), end.ranges(before))
             require_alone(asked, group)
-            asked.commit(
-                group, end.offsets
-            )  # those that did not move as well: a broker without a position of the group tells no lag
+            # Those that did not move as well: a broker without a position of the group tells no
+            # lag.
+            asked.commit(group, end.offsets)
     finally:
         batches.close()
 

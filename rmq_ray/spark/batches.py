@@ -1,7 +1,8 @@
 """Batch after batch of one or several topics: where the next one ends, and the rows of one as a
 DataFrame.
 
-    position ─now─> bounds, epochs ─moved? retention?─> starts ─limit─> position of the end ─plan─> DataFrame
+    position ─now─> bounds, epochs ─moved? retention?─> starts ─limit─> position of the end
+        ─plan─> DataFrame
 
 Decides: what becomes of a position that the logs have overtaken: a typed error, or the nearest that
 is there, counted. Does not decide when a batch is made or what is remembered (``source``,

@@ -1,9 +1,11 @@
 """A stream's memory in a directory: plans before, marks after every batch. Any file system that
 Spark's Hadoop client knows.
 
-    <checkpoint>/rmq_ray/stream.json       {"format": 1, "id": ..., "topics": [...], "begin": position}     once, at the first start
-    <checkpoint>/rmq_ray/plans/0000000012  the position of the end of batch 12; its start is the end of batch 11       before it runs
-    <checkpoint>/rmq_ray/done/0000000012   empty                                                                       after it ran
+    <checkpoint>/rmq_ray/stream.json       {"format": 1, "id": ..., "topics": [...], "begin":
+                                           position}; once, at the first start
+    <checkpoint>/rmq_ray/plans/0000000012  the position of the end of batch 12, whose start is the
+                                           end of batch 11; before it runs
+    <checkpoint>/rmq_ray/done/0000000012   empty; after it ran
 
 Decides: which batch is to run again after a restart: the one that was planned and is not done.
 Files appear whole: written under another name and renamed. Invariants: a plan is never changed; a

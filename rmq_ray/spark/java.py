@@ -99,8 +99,10 @@ def java_version(java: Path) -> int:
 def parse_version(text: str) -> int:
     """Major version out of what ``java -version`` prints; 0 where it is not there.
 
-    >>> parse_version('openjdk version "17.0.15" 2025-04-15'), parse_version('java version "1.8.0_402"'), parse_version("?")
-    (17, 8, 0)
+    >>> parse_version('openjdk version "17.0.15" 2025-04-15'), parse_version("?")
+    (17, 0)
+    >>> parse_version('java version "1.8.0_402"')
+    8
     """
     found = re.search(r'version "(\d+)(?:\.(\d+))?', text)
     if not found:

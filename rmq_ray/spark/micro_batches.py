@@ -1,8 +1,9 @@
 """A function called with one batch of a topic after the other: plan, run, mark, over and over in a
 thread of its own.
 
-    position ─next─> plan written ──frame──> fn(df, number) ──returned──> marked done ──> group's position told
-                          ^ a restart finds this and runs the same batch again, with the same number and rows
+    position ─next─> plan written ─frame─> fn(df, number) ─returned─> marked done
+                          │                                               └─> group's position told
+                          └ a restart finds this and runs the same batch again, with its rows
 
 Decides: when the next batch begins, what is waited for, and when the loop ends. Does not decide
 what a batch is (``batches``) or how it is remembered (``checkpoint``). Invariants: at most one

@@ -1,8 +1,9 @@
 """A SparkSession whose executors are Ray actors (RayDP). The only module that imports raydp.
 
-Decides the settings that make the pinned versions work together, and tells what is missing before RayDP would wait for it for ever.
-Facts behind the settings: Java 17 needs --add-opens for the driver, the executors and RayDP's app master; the workers'
-python must be this one; executor actors ask for no CPU so that Spark starts on a small machine.
+Decides the settings that make the pinned versions work together, and tells what is missing before
+RayDP would wait for it for ever. Facts behind the settings: Java 17 needs --add-opens for the
+driver, the executors and RayDP's app master; the workers' python must be this one; executor actors
+ask for no CPU so that Spark starts on a small machine.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What Spark starts in place of its own daemon of Python workers: the same daemon, with less to do
 for every task.
 
-    executor's JVM ─spark.python.daemon.module─> this module ─fork─> worker ─> tasks, one after another
+    executor's JVM ─spark.python.daemon.module─> this module ─fork─> worker
+        ─> tasks, one after another
 
 Decides three things. What is loaded before the fork, and frozen: PySpark has a worker run the
 garbage collector after every task, which walks through all that pandas, pyarrow and numpy have
@@ -23,9 +24,9 @@ from collections.abc import Callable
 from pathlib import PurePath
 
 JAR = "spark-core_"
-SEND_BUFFER_BYTES = (
-    128 << 10
-)  # Linux reserves twice as much. Less than two packets of the loopback (64 KiB each) would wait 40 ms for each acknowledgement
+# Linux reserves twice as much. Less than two packets of the loopback (64 KiB each) would wait 40 ms
+# for each acknowledgement.
+SEND_BUFFER_BYTES = 128 << 10
 
 Serve = Callable[[socket.socket, bool], int]
 """PySpark's ``daemon.worker``: serves one task after another of a connection from the JVM; the exit

@@ -1,7 +1,8 @@
 """A DataFrame into a topic: every partition is sent by its own Python worker, by columns, over a
 connection of its own.
 
-    partition ─mapInArrow─> RecordBatch of up to 10,000 rows ─Producer.send_arrow─> frames ─> brokers
+    partition ─mapInArrow─> RecordBatch of up to 10,000 rows ─Producer.send_arrow─> frames
+        ─> brokers
 
 Decides: which columns may be what, and how rows are laid out so that a repeat finds the same frames
 (``once``). Does not decide how rows become messages (``client.sending.arrow_columns``) or what a

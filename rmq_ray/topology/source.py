@@ -26,7 +26,8 @@ class Source:
     def line_of(self, key: Key) -> int:
         """Line (from 1) on which this value, or the nearest table around it, begins.
 
-        >>> Source("", 'cluster = "a"\\n\\n[[brokers]]\\nname = "x"\\nport = 1\\n').line_of(("brokers", 0, "port"))
+        >>> text = 'cluster = "a"\\n\\n[[brokers]]\\nname = "x"\\nport = 1\\n'
+        >>> Source("", text).line_of(("brokers", 0, "port"))
         5
         """
         for part in (key[:length] for length in range(len(key), 0, -1)):

@@ -1,7 +1,8 @@
 """Drives the rules of succession of one broker name: calls every replica, writes the ledger, has
 the rules decide.
 
-    attendants, one a replica: attend | fence every 300 ms ─reports─> rules.step ─> ledger fsynced ─> rules.fsynced ─> attendants, at once
+    attendants, one a replica: attend | fence every 300 ms ─reports─> rules.step ─> ledger fsynced
+        ─> rules.fsynced ─> attendants, at once
                                                                 ^
     proposals of the master, promotions by hand ────────────────┘
 

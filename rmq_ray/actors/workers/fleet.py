@@ -2,7 +2,7 @@
 and drains them.
 
     Workers (in the driver) ─ start, scale, status, stop ─> FleetShell (one actor, no CPU)
-                                                               └── creates, pings ──> ConsumerShell (n actors)
+                                     creates, pings ConsumerShell (n actors) ─┘
 
 Decides when a worker is created anew (Ray restarts a process that dies; one whose constructor
 failed meanwhile is gone for good) and applies ``protocol.autoscale`` to the group's lag. Does not

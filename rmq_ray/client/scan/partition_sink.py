@@ -1,7 +1,8 @@
 """One partition of a table on its way into a topic: what a worker of a parallel write does, in a
 process without Ray or Spark.
 
-    record batches ─Producer.send_arrow─> frames, with ids of their own kind or derived ones ─> brokers
+    record batches ─Producer.send_arrow─> frames, with ids of their own kind or derived ones
+        ─> brokers
 
 Decides: that frames are numbered through the whole partition, so that a repeat finds them. Does not
 decide which rows a partition has. Called by the workers of the Spark and Ray Data sinks. Invariant:

@@ -1,7 +1,8 @@
 """At which copy of each broker's log a bulk read is planned: the master, and while that is away one
 of its slaves.
 
-    the master  ──no answer for 5 s──>  slaves and master in turn, as the name servers tell them by then  ─30 s─>  the last error
+    the master ──no answer for 5 s──> slaves and master in turn, as the name servers tell them
+        by then ──30 s──> the last error
     no master in the route: slaves at once
     the end is a time, or a group's position: the master alone  ──30 s──>  ClusterError
 

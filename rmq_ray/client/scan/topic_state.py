@@ -2,7 +2,8 @@
 the logs, positions of its group.
 
     bounds ─QUEUE_BOUNDS──┐
-    epochs ─STORE_INFO────┴── asked again until the epoch stands still: an offset is told with the epoch that it belongs to
+    epochs ─STORE_INFO────┴── asked again until the epoch stands still: an offset
+                               is told with the epoch that it belongs to
     moved  ─SCAN_RECORDS of one row, with the old epoch──> where a reader from before a cut has to
            go on
 

@@ -111,8 +111,10 @@ class RoomTable:
     broker name. A broker that is not in the table may have its room in its name, ``room@name``.
 
     >>> rooms = RoomTable({"10.0.0.6": "east"}, {"broker-b": "west"})
-    >>> rooms.consumer_room("10.0.0.6@77"), rooms.broker_room(MessageQueue("t", "broker-b", 0)), rooms.broker_room(MessageQueue("t", "east@a", 0))
-    ('east', 'west', 'east')
+    >>> rooms.consumer_room("10.0.0.6@77")
+    'east'
+    >>> [rooms.broker_room(MessageQueue("t", name, 0)) for name in ("broker-b", "east@a")]
+    ['west', 'east']
     """
 
     hosts: Mapping[str, str]
@@ -220,8 +222,8 @@ class OnlyHosts:
 def room_in_name(broker_name: str) -> str:
     """The room of a broker named ``room@name``; empty for other names.
 
-    >>> room_in_name("east@broker-a"), room_in_name("broker-a"), room_in_name("a@b@c"), room_in_name("east@")
-    ('east', '', '', '')
+    >>> [room_in_name(name) for name in ("east@broker-a", "broker-a", "a@b@c", "east@")]
+    ['east', '', '', '']
     """
     parts = broker_name.rstrip(ROOM_MARK).split(ROOM_MARK)
     return parts[0] if len(parts) == 2 else ""

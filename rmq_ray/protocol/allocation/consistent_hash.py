@@ -38,7 +38,8 @@ class ConsistentHash:
     """RocketMQ's CONSISTENT_HASH. ``virtual_nodes``: points of each consumer on the ring; more of
     them make shares more even.
 
-    >>> queues = [MessageQueue("TopicTest", broker, i) for broker in ("broker-a", "broker-b") for i in range(4)]
+    >>> brokers = ("broker-a", "broker-b")
+    >>> queues = [MessageQueue("TopicTest", broker, i) for broker in brokers for i in range(4)]
     >>> ids = ["192.168.0.6@15956", "192.168.0.7@15957", "192.168.0.8@15958"]
     >>> [(q.broker_name, q.queue_id) for q in ConsistentHash().allocate("g", ids[0], queues, ids)]
     [('broker-a', 3), ('broker-b', 2)]

@@ -74,7 +74,8 @@ class Averagely:
     """Neighbouring queues in equal shares; the first ``n mod k`` consumers get one more.
 
     >>> queues = [MessageQueue("t", "a", i) for i in range(8)]
-    >>> [[q.queue_id for q in Averagely().allocate("g", c, queues, ["c1", "c2", "c3"])] for c in ("c1", "c2", "c3")]
+    >>> ids = ["c1", "c2", "c3"]
+    >>> [[q.queue_id for q in Averagely().allocate("g", c, queues, ids)] for c in ids]
     [[0, 1, 2], [3, 4, 5], [6, 7]]
     """
 

@@ -3,7 +3,7 @@ calls and its clock.
 
     no ledger ──all replicas reported──┐
                                        v                 enough reports, promise over
-    REIGNING ──master gone, order──> ELECTING (master None) ────────────────────────> REIGNING, epoch + 1
+    REIGNING ──master gone, order──> ELECTING (master None) ──────────────────> REIGNING, epoch + 1
         └── proposal of the master: another sync state set, version + 1
 
 Decides: when a reign ends, what is written to the ledger next (``step``), what each replica is told
@@ -147,9 +147,9 @@ def _too_few(
     absent = sorted(set(range(rules.replicas)) - ready.keys())
     if _whole(voting) or not absent:
         return ""
-    alone = (
-        rules.synchronous and len(voting) == 1
-    )  # what it lost may have been acknowledged: the ledger can be ahead of the set that a master knew
+    # What it lost may have been acknowledged: the ledger can be ahead of the set that a master
+    # knew.
+    alone = rules.synchronous and len(voting) == 1
     if waited_ms >= MORE_REPORTS_MS and not alone:
         return ""
     return (

@@ -1,7 +1,8 @@
 """Who follows a master's log, how far each is, which of them are in sync, and what may be
 acknowledged (promises: modes; design contract 12).
 
-    joined ─> FOLLOWING ─its copy reaches what is confirmed─> IN SYNC ─behind for longer than lag_ms, or gone─> FOLLOWING, forgotten
+    joined ─> FOLLOWING ─its copy reaches what is confirmed─> IN SYNC
+        ─behind for longer than lag_ms, or gone─> FOLLOWING, forgotten
 
 Under a controller there are two sets: the one above, which changes at once, and the *approved* one,
 which the controller has on its disk and elects from. The first is proposed for the second. Who was

@@ -1,6 +1,8 @@
 """SQL92 filters: whether a message's properties satisfy a condition (protocol-behaviour 21).
 
-    compile_filter("amount > 100 AND region IN ('eu','us')").matches(b"amount\\x01250\\x02region\\x01eu")  ->  True
+    compile_filter("amount > 100 AND region IN ('eu','us')").matches(
+        b"amount\\x01250\\x02region\\x01eu"
+    )  ->  True
 
 Decides: the front of lexer, parser and compiler, and what is remembered of verdicts. Does not
 decide where a filter is evaluated: the broker does when it reads (``server.sql_filters``), the

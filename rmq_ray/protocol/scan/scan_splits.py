@@ -43,8 +43,10 @@ class DerivedFrames:
         """Queue and id of frame ``number``, counted from 0.
 
         >>> q = MessageQueue("t", "b", 0)
-        >>> DerivedFrames("w", 1, [q]).place(512)[1].sequence, DerivedFrames("w", 1, [q]).place(3) == DerivedFrames("w", 1, [q]).place(3)
-        (0, True)
+        >>> DerivedFrames("w", 1, [q]).place(512)[1].sequence
+        0
+        >>> DerivedFrames("w", 1, [q]).place(3) == DerivedFrames("w", 1, [q]).place(3)
+        True
         """
         block, sequence = divmod(number, SEQUENCES)
         producer_id = hashlib.sha256(
@@ -76,7 +78,8 @@ def resolve(
     ``OffsetOutOfRange`` for an offset outside of the bounds; ``ClientError`` for another word, a
     queue that the topic does not have, an offset that is no integer, and a start behind its end.
 
-    >>> resolve("earliest", {MessageQueue("t", "b", 0): 7}, {MessageQueue("t", "b", 0): (5, 12), MessageQueue("t", "b", 1): (0, 0)})
+    >>> queue, empty = MessageQueue("t", "b", 0), MessageQueue("t", "b", 1)
+    >>> resolve("earliest", {queue: 7}, {queue: (5, 12), empty: (0, 0)})
     {MessageQueue(topic='t', broker_name='b', queue_id=0): (5, 7)}
     """
     for position in (start, end):

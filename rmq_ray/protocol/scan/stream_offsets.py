@@ -45,7 +45,8 @@ class StreamPosition:
     def from_json(cls, text: str) -> StreamPosition:
         """The way back. ``ClientError`` for what is no such text.
 
-        >>> StreamPosition.from_json(StreamPosition({MessageQueue("t", "b", 0): 7}, {"b": 2}).to_json()).epochs
+        >>> position = StreamPosition({MessageQueue("t", "b", 0): 7}, {"b": 2})
+        >>> StreamPosition.from_json(position.to_json()).epochs
         {'b': 2}
         """
         try:
@@ -80,8 +81,9 @@ def limited(start: Offsets, end: Offsets, rows_max: int | None) -> dict[MessageQ
     ``start`` names every queue of ``end``. Queues whose end lies before their start stay at their
     start.
 
-    >>> limited({MessageQueue("t", "b", 0): 0, MessageQueue("t", "b", 1): 5}, {MessageQueue("t", "b", 0): 90, MessageQueue("t", "b", 1): 15}, 10)
-    {MessageQueue(topic='t', broker_name='b', queue_id=0): 9, MessageQueue(topic='t', broker_name='b', queue_id=1): 6}
+    >>> long, short = MessageQueue("t", "b", 0), MessageQueue("t", "b", 1)
+    >>> list(limited({long: 0, short: 5}, {long: 90, short: 15}, 10).values())
+    [9, 6]
     """
     rows = {queue: max(0, end[queue] - start[queue]) for queue in sorted(end)}
     total = sum(rows.values())

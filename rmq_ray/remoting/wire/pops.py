@@ -3,8 +3,8 @@ them.
 
     POP_RECORDS    request  msgpack [group, topic, max count, max bytes, invisible ms, wait ms, 1 =
                             begin with the first message, retries max,
-                                     expression type, expression, attempt, 1 = the answer to this attempt got lost]
-                           count 0: only wait until there is something
+                            expression type, expression, attempt, 1 = the answer to this attempt
+                            got lost]; count 0: only wait until there is something
                    answer   head length i32 | head | sizes, all leases' | records, back to back
                    head     msgpack [[topic, queue id, lease id, deadline ms, min offset, max
                             offset, count, bytes], ...]

@@ -6,7 +6,8 @@ SCAN_RECORDS.
                            repeat, i32
     PULL_RECORDS  request  msgpack [group, topic, queue id, offset, max count, max bytes, sys flag,
                            commit offset, suspend ms,
-                                    subscription version, expression type, expression or nil, epoch, lock epoch]
+                           subscription version, expression type, expression or nil, epoch, lock
+                           epoch]
     SCAN_RECORDS  request  msgpack [topic, queue id, start, end, max bytes, epoch]
     both          answer   next i64 | min i64 | max i64 | epoch i64 | suggested broker id i32 |
                            count i32 | sizes | records

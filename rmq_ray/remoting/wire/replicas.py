@@ -1,6 +1,7 @@
 """Bodies of the requests between a slave and its master: FOLLOW_LOG, REPLICATE, REPLICA_STATE.
 
-    FOLLOW_LOG     request  msgpack [broker id, address, log or "", tail begin, tail end, tail CRC-32]     what the slave's log ends with
+    FOLLOW_LOG     request  msgpack [broker id, address, log or "", tail begin, tail end, tail
+                            CRC-32]: what the slave's log ends with
                    answer   msgpack [log, [[epoch, start], ...], begin, segment bytes, 1 = a copy
                             counts when it is on the slave's disk]
     REPLICATE      request  msgpack [epoch, offset, max bytes, written, flushed, confirmed, wait ms,
@@ -11,7 +12,8 @@
     REPLICA_STATE  request  none
                    answer   msgpack {"timer": [due ms, offset, first, cancel from], "end": the log's
                             end, "versions": [topics' counter, time, groups' counter,
-                           time]}: what a slave keeps besides RocketMQ's four tables; what the tables say was done lies below that end
+                            time]}: what a slave keeps besides RocketMQ's four tables; what the
+                            tables say was done lies below that end
 
 All integers big-endian. Decides the layout and its limits. Called by
 ``server.replication.replication`` and ``server.slave.replica``. Invariants: pure; the bytes

@@ -137,7 +137,9 @@ class AdminHandlers:
             "earliestMessageTimeStamp": store.earliest_store_ms(),
             "remainTransientStoreBufferNumbs": 0,
             **{
-                f"scheduleMessageOffset_{level}": f"{offset},{store.bounds(SCHEDULE_TOPIC, level - 1)[1]}"
+                f"scheduleMessageOffset_{level}": (
+                    f"{offset},{store.bounds(SCHEDULE_TOPIC, level - 1)[1]}"
+                )
                 for level, offset in self._delays.offsets().items()
             },
         }

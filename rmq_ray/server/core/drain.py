@@ -1,10 +1,9 @@
 """A broker that takes no more messages: before it stops, or because somebody wants to take it away
 (operations: a broker's life).
 
-    open ─set─> draining: sends are refused with SERVICE_NOT_AVAILABLE, after which producers ask another broker; name servers get every
-      ^           │       topic without its write permission; everything else is served, what it
-                          holds is still delivered
-      └───set─────┘
+    open ─set─> draining: sends are refused with SERVICE_NOT_AVAILABLE, after which producers
+      ^           │       ask another broker; name servers get every topic without its write
+      └───set─────┘       permission; everything else is served, what it holds is delivered
 
 Decides what name servers are told meanwhile and how long a stop waits for those who wait. Does not
 decide who is refused (``topic_gate``). Called by the broker's core, its stop and the DRAIN_BROKER

@@ -1,7 +1,9 @@
 """A broker's old files: when a cycle of retention runs, and what it takes from groups that lag
 (store-format 13; operations: retention).
 
-    every 10 s, or an administrator asks ─> a cycle in a thread ─> did queues begin later than before? ─> what groups had not consumed of the gone: expired
+    every 10 s, or an administrator asks ─> a cycle in a thread
+        ─> did queues begin later than before?
+        ─> what groups had not consumed of the gone: expired
 
 So that the accounts of a group add up: acknowledged + to be retried + dead letters + backlog +
 expired = stored since it began. Decides what counts as expired. Does not decide which segments go

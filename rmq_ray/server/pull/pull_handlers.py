@@ -73,8 +73,8 @@ def response_code(status: GetMessageStatus, offset: int) -> int:
     """The answer's code; an empty or missing queue is "nothing yet" at offset 0 and "moved"
     anywhere else.
 
-    >>> response_code(GetMessageStatus.NO_MESSAGE_IN_QUEUE, 0), response_code(GetMessageStatus.NO_MESSAGE_IN_QUEUE, 5)
-    (19, 21)
+    >>> [response_code(GetMessageStatus.NO_MESSAGE_IN_QUEUE, offset) for offset in (0, 5)]
+    [19, 21]
     """
     code = _CODES.get(status)
     if code is None:

@@ -1,9 +1,9 @@
 """One replica under a controller: what it was told, what it promised, and the one task that makes
 the broker follow suit.
 
-    start ─> SLAVE of nobody ──assignment: another is master──> SLAVE, follows ──assignment: this one─> MASTER
-                   ^                                                                                       │
-                   └───────── deposed: fenced, another assignment, or its store failed <───────────────────┘
+    start ─> SLAVE of nobody ─assignment: another is master─> SLAVE, follows ─this one─> MASTER
+                   ^                                                                        │
+                   └── deposed: fenced, another assignment, or its store failed <───────────┘
 
 Decides: which assignment counts, when a role changes, what is reported. Does not decide who leads
 (the controller) or how a store becomes a master's (``RoleTransition``, which is the broker). Made

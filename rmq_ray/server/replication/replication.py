@@ -2,7 +2,8 @@
 (promises: modes; protocol-behaviour 22).
 
     slave ─FOLLOW_LOG (its log's last bytes)──> compared ──lineage──> slave
-    slave ─REPLICATE (positions, offset)──> Followers; bytes at once, or when there are some ─> slave
+    slave ─REPLICATE (positions, offset)──> Followers; bytes at once, or when there
+        are some ─> slave
 
 Decides: whose log may follow, when a poll is answered, what the store may show (SYNC_MASTER:
 nothing that the in-sync set lacks). Does not decide who is in sync

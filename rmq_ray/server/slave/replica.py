@@ -1,7 +1,8 @@
 """A slave's side of replication: follows the master's log over a connection of our own, for as long
 as the broker runs.
 
-    find the master ─> FOLLOW_LOG ─> REPLICATE, REPLICATE, .. (``replica_stream``) ─> arrivals, positions
+    find the master ─> FOLLOW_LOG ─> REPLICATE, REPLICATE, .. (``replica_stream``)
+        ─> arrivals, positions
           ^                               │ lost, refused, other epoch
           └──────────── pause ────────────┘
 
