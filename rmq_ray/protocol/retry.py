@@ -4,18 +4,18 @@
 Decides per send, for as many attempts as its overall time-out and its number of retries allow. Does
 not send, sleep or choose queues. Pure: ``now_ms`` is an argument (monotonic).
 
-    failure                           one broker, fixed queue, or idempotent  several brokers
-                                      and possibly stored on this broker name
-    nothing sent                      pause 10 ms doubling to 200 ms, same    counted, another
-                                      frame, not counted                      broker
-    busy, recovering, closing         the same                                another broker, not
-                                                                              counted; from the second
-                                                                              time with that pause
-    unknown (connection lost, no      counted, pause, the same frame: the     counted, another broker
-    answer)                           broker knows it by its frame id         (may store twice:
-                                                                              RocketMQ's way)
-    codes of ``RETRIED_CODES``        counted, pause, the same frame          counted, another broker
-    any other code                    given up                                given up
+    failure                         one broker, fixed queue, or idempotent  several brokers
+                                    and possibly stored on this broker name
+    nothing sent                    pause 10 ms doubling to 200 ms, same    counted, another
+                                    frame, not counted                      broker
+    busy, recovering, closing       the same                                another broker, not
+                                                                            counted; from the second
+                                                                            time with that pause
+    unknown (connection lost, no    counted, pause, the same frame: the     counted, another broker
+    answer)                         broker knows it by its frame id         (may store twice:
+                                                                            RocketMQ's way)
+    codes of ``RETRIED_CODES``      counted, pause, the same frame          counted, another broker
+    any other code                  given up                                given up
 
 Invariants: at most 1 + retries counted attempts; nothing begins after the deadline; once an attempt
 was unknown, the send never ends as a definite failure.
