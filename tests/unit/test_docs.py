@@ -21,7 +21,7 @@ from rmq_ray import errors
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from tests.support.brokers.broker_bench import Bench
 from tests.support.source_rules import PACKAGE, ROOT, package_modules
-from tools import wire_table
+from tools import shape, wire_table
 
 DOCS = ROOT / "docs"
 GENERATED = {"seed-coverage.md"}
@@ -197,6 +197,11 @@ def test_names_in_backticks_exist(page: Path) -> None:
         if (fault := fault_of(span, page)) is not None
     ]
     assert not wrong, "\n" + "\n".join(wrong)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_lines_of_a_page_end_at_100_columns_tables_apart(page: Path) -> None:
+    assert shape.wide_lines_of(page.read_text("utf-8"), is_page=True) == 0
 
 
 @pytest.mark.parametrize(
