@@ -112,7 +112,7 @@ class Reconnector:
                     return
                 answered = self._answers(self._address(broker_name))
                 if answered:
-                    return
+                    break
                 if broker_name in self._down:
                     avoided = self._detour(broker_name) or avoided
                 if topic is not None and now - routes_ms >= ROUTES_MS:
