@@ -2,7 +2,9 @@
 become exit codes.
 
 Invariant of the command line: Ray is imported only once a command joins a cluster: help is quick,
-and Ray learns its token mode in time.
+and Ray learns its token mode in time. Standard output belongs to the command: Ray prints notes
+("node ... has been marked dead") in a thread of its own of every driver, straight to
+``sys.stdout``; they go to standard error.
 """
 
 from __future__ import annotations
@@ -10,20 +12,23 @@ from __future__ import annotations
 import functools
 import logging
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import click
 
 import rmq_ray
-from rmq_ray.cli import ray_head, streams
+from rmq_ray.cli import ray_head
 from rmq_ray.client.admin.admin import Admin
 from rmq_ray.config import DEFAULT_CLUSTER, put_environment
 from rmq_ray.errors import ClientError, ClusterError, ConfigError, RmqError
 
 F = TypeVar("F", bound=Callable[..., Any])
 _WORDS_MAX = 300
+RAY_THREADS = "ray_"
+"""How the names of Ray's threads begin in a driver."""
 
 
 @dataclass
@@ -59,7 +64,7 @@ class Options:
             )
         if ray_head.needs_token(address):
             put_environment("RAY_AUTH_MODE", "token")  # Ray reads it once, when it is imported
-        streams.keep_ray_out()
+        keep_ray_out()
         import ray
         import ray.exceptions
 
@@ -118,3 +123,32 @@ def told(command: F) -> F:
 def first_line(error: BaseException) -> str:
     """What an error says, on one line."""
     return " ".join(str(error).split())[:_WORDS_MAX] or type(error).__name__
+
+
+class CommandsOutput:
+    """A text stream that writes what Ray's threads print to another one; in everything else it is
+    the stream that it was made of.
+    """
+
+    def __init__(self, own: TextIO, other: TextIO) -> None:
+        self._own, self._other = own, other
+
+    def write(self, text: str) -> int:
+        """To the stream of whoever writes."""
+        stream = (
+            self._other if threading.current_thread().name.startswith(RAY_THREADS) else self._own
+        )
+        return stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+
+def keep_ray_out() -> None:
+    """From now on what Ray prints goes to standard error; harmless when repeated. Called before Ray
+    is imported.
+    """
+    # else the last of them come out of the main thread, at its end
+    put_environment("RAY_DEDUP_LOGS", "0")
+    if not isinstance(sys.stdout, CommandsOutput):
+        sys.stdout = CommandsOutput(sys.stdout, sys.stderr)

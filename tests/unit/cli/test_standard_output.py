@@ -8,13 +8,13 @@ import threading
 
 import pytest
 
-from rmq_ray.cli import streams
+from rmq_ray.cli import context
 from rmq_ray.config import environment
 
 
 def test_only_rays_threads_write_elsewhere() -> None:
     own, other = io.StringIO(), io.StringIO()
-    stream = streams.CommandsOutput(own, other)
+    stream = context.CommandsOutput(own, other)
     for name in ("ray_listen_error_messages", "mine"):
         thread = threading.Thread(target=lambda: print("said", file=stream), name=name, daemon=True)  # type: ignore[arg-type]
         thread.start()
@@ -27,11 +27,11 @@ def test_only_rays_threads_write_elsewhere() -> None:
 def test_a_process_is_wrapped_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     monkeypatch.delenv("RAY_DEDUP_LOGS", raising=False)
-    streams.keep_ray_out()
+    context.keep_ray_out()
     wrapped = sys.stdout
-    streams.keep_ray_out()
+    context.keep_ray_out()
     assert (
         sys.stdout is wrapped
-        and isinstance(wrapped, streams.CommandsOutput)
+        and isinstance(wrapped, context.CommandsOutput)
         and environment("RAY_DEDUP_LOGS") == "0"
     )

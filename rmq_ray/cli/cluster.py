@@ -1,8 +1,9 @@
-"""``up``, ``down``, ``status``, ``health``: the life of a cluster on this machine.
+"""``plan``, ``up``, ``down``, ``status``, ``health``: the life of a cluster on this machine.
 
 ``up`` starts a Ray head where none runs and writes down that it did (``ray_head``); ``down`` stops
 the message cluster, and the head only if ``up`` started it and no other message cluster lives in
-it.
+it. ``plan`` says what ``up --config`` would do (``actors.control.survey``): the file itself is
+checked without Ray; which nodes and disks there are is asked of the Ray cluster that runs.
 """
 
 from __future__ import annotations
@@ -11,16 +12,87 @@ from collections.abc import Mapping
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 import rmq_ray
 from rmq_ray.actors import names
 from rmq_ray.cli import brokers, output, ray_head
-from rmq_ray.cli.context import Options, pass_options, told
-from rmq_ray.cli.planning import use_topology
+from rmq_ray.cli.context import Options, first_line, pass_options, told
 from rmq_ray.errors import ClusterError
+from rmq_ray.topology.reader import read_topology
+from rmq_ray.topology.rules import Topology
 
 SERVING = "serving"
 _MAIN_COLUMNS = ("state", "pid", "address")
+DESCRIBING = (
+    "brokers",
+    "name_servers",
+    "store_path",
+    "flush",
+    "foreign",
+    "host",
+    "name_server_port",
+    "broker_port",
+)
+"""Options of ``up`` that a topology file stands for."""
+PLAN_COLUMNS = ("actor", "action", "node", "resource", "port", "path", "store")
+
+
+@click.command(short_help="What `up --config` would do, without doing it.")
+@click.option(
+    "--config",
+    type=click.Path(dir_okay=False),
+    default="rmq.toml",
+    show_default=True,
+    help="Topology file.",
+)
+@click.option(
+    "--ray-port",
+    type=int,
+    default=None,
+    help="Port of the Ray head on this machine.  [default: the one that runs]",
+)
+@pass_options
+@told
+def plan(options: Options, config: str, ray_port: int | None) -> None:
+    """Say what `rmq-ray up --config` would do: actors, their nodes and ports, which stores are made
+    and which are found, and what the file says otherwise than the running cluster. Changes nothing.
+    Exit code 1 where `up` would refuse.
+    """
+    topology = use_topology(options, config)
+    if ray_head.find(options.address, ray_port) is None:
+        output.record(
+            {
+                "cluster": topology.cluster,
+                "file": "nothing wrong",
+                "ray": "does not run: `up` starts a head on this machine",
+            },
+            options.style,
+        )
+        return
+    options.connect_ray(ray_port)
+    from rmq_ray.actors.control.survey import survey
+
+    found = survey(topology)
+    rows = [
+        {column: getattr(step, column) or None for column in PLAN_COLUMNS}
+        | {"port": step.port or "kept or free"}
+        for step in found.steps
+    ]
+    output.rows(rows, PLAN_COLUMNS, options.style)
+    for step in found.steps:
+        if step.note:
+            click.echo(f"note: {step.actor}: {step.note}", err=True)
+    refusals = [
+        f"{first_line(step.error)} [{type(step.error).__name__}]"
+        for step in found.steps
+        if step.error is not None
+    ]
+    refusals += [f"changed, needs `rmq-ray down` first: {change}" for change in found.changes]
+    for refusal in refusals:
+        click.echo(f"refused: {refusal}", err=True)
+    if refusals:
+        raise click.exceptions.Exit(1)
 
 
 @click.command(short_help="Start the cluster, or attach to it; starts Ray where none runs.")
@@ -266,3 +338,34 @@ def _join_or_start_ray(options: Options, port: int | None) -> ray_head.Head | No
             ray_head.stop(head)
         raise
     return head
+
+
+def use_topology(options: Options, config: str) -> Topology:
+    """Read the file and mean its cluster. ``UsageError`` for options that say the same as the
+    file.
+    """
+    context = click.get_current_context()
+    given = [
+        name
+        for name in DESCRIBING
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    ]
+    if given:
+        names = ", ".join(
+            "--store" if name == "store_path" else f"--{name.replace('_', '-')}" for name in given
+        )
+        raise click.UsageError(
+            f"{names}: the topology file says that, leave it out or leave --config out"
+        )
+    topology = read_topology(config)
+    above = context.find_root()
+    if (
+        above.get_parameter_source("cluster") is ParameterSource.COMMANDLINE
+        and options.cluster != topology.cluster
+    ):
+        raise click.UsageError(
+            f"--cluster {options.cluster} is not the cluster of {config}, "
+            f"{topology.cluster!r}: leave --cluster out"
+        )
+    options.cluster = topology.cluster
+    return topology
