@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rmq_ray.actors.client_actors import ConsumerActor, ProducerActor
     from rmq_ray.actors.clients import (
         AsyncProducer,
         Producer,
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
         SimpleConsumer,
         TransactionProducer,
     )
-    from rmq_ray.actors.consumer import ConsumerActor
-    from rmq_ray.actors.producer import ProducerActor
     from rmq_ray.actors.workers.deployment import ConsumerApp, consumer, workers
     from rmq_ray.actors.workers.fleet import Workers
     from rmq_ray.client.admin.admin_groups import Offset
@@ -227,13 +226,12 @@ __all__ = [
 ]
 
 _HOMES = {
+    "rmq_ray.actors.client_actors": "ConsumerActor ProducerActor",
     "rmq_ray.actors.clients": (
         "AsyncProducer Producer PullConsumer PushConsumer SimpleConsumer TransactionProducer"
     ),
-    "rmq_ray.actors.consumer": "ConsumerActor",
     "rmq_ray.actors.workers.deployment": "ConsumerApp consumer workers",
     "rmq_ray.actors.workers.fleet": "Workers",
-    "rmq_ray.actors.producer": "ProducerActor",
     "rmq_ray.client.interceptors.consume_hooks": "ConsumeHook ConsumeHookContext ConsumeStatus",
     "rmq_ray.client.admin.admin_groups": "Offset",
     "rmq_ray.client.messages.listener": (

@@ -4,6 +4,10 @@
 sends; a second call with the same name attaches. ``connect`` only attaches. ``start_from`` does the
 same from a topology file, ``plan`` says what it would do. The returned ``Cluster`` is a small
 handle that can be made anywhere.
+
+Waiting: for the controller, then the master of every broker, then the other copies; which fault
+ends it and which one may pass is decided here. Every wait has the caller's deadline (ms of the
+monotonic clock).
 """
 
 from __future__ import annotations
@@ -11,24 +15,31 @@ from __future__ import annotations
 import inspect
 import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from rmq_ray.actors import gateway, names
-from rmq_ray.actors.control import awaiting, copies, known_stores
-from rmq_ray.actors.control.controller import ControllerShell, State
-from rmq_ray.actors.control.plan import CONTROLLER, ClusterPlan, make_plan, plan_of
+from rmq_ray.actors.control import replica_status
+from rmq_ray.actors.control.controller import ClusterState, ControllerShell
+from rmq_ray.actors.control.plan import (
+    CONTROLLER,
+    ClusterPlan,
+    StartOptions,
+    make_plan,
+    plan_of,
+)
 from rmq_ray.actors.control.survey import Survey, survey
 from rmq_ray.actors.discovery import RayDiscovery
 from rmq_ray.client.admin.admin import Admin
 from rmq_ray.clock import SYSTEM_CLOCK
-from rmq_ray.config import DEFAULT_CLUSTER, FailoverConfig
-from rmq_ray.errors import ClusterError, ConfigError, RmqError
+from rmq_ray.config import DEFAULT_CLUSTER
+from rmq_ray.errors import ClusterError, ConfigError, RmqError, StoreMissing
+from rmq_ray.topology import known_stores
 from rmq_ray.topology.reader import read_topology
-from rmq_ray.topology.rules import Topology
+from rmq_ray.topology.rules import BrokerSpec, Topology
 
 log = logging.getLogger("rmq_ray.cluster")
 START_TIMEOUT_S = 180.0
@@ -36,6 +47,10 @@ NODES_POLL_MS = 500
 STATUS_S = 5.0
 PROMOTE_S = 60.0
 SECRET_BYTES = 32
+POLL_MS = 50
+CALL_S = 5.0
+REGISTERED_S = 5.0
+IDENTITY_MS = 5_000
 
 
 class Cluster:
@@ -88,7 +103,7 @@ class Cluster:
             found[member.partition("/")[2]] = (
                 {"state": "stopped"} if is_stopped else _state_of(handles[member], answer)
             )
-        found["replicas"] = copies.rows(tuple(plan.all_copies()), found, found["elections"])
+        found["replicas"] = replica_status.rows(tuple(plan.all_copies()), found, found["elections"])
         return found
 
     def replicas(self) -> list[dict[str, Any]]:
@@ -105,7 +120,9 @@ class Cluster:
         ``status``: what ``status()`` said, None = ask.
         """
         plan: ClusterPlan = gateway.call(self._controller(), "plan")
-        return dict(copies.too_few(tuple(plan.all_copies()), (status or self.status())["replicas"]))
+        return dict(
+            replica_status.too_few(tuple(plan.all_copies()), (status or self.status())["replicas"])
+        )
 
     def promote(
         self,
@@ -264,48 +281,24 @@ def start(  # noqa: PLR0913 - the settings of the outermost call
     store's own typed error (``StoreInUse``, ``StoreForeign``, ``StoreUnwritable``...) where a
     broker cannot open its disk; nothing is left running then.
     """
-    if (handle := gateway.find(names.controller(name))) is None:
-        one_node = gateway.nodes_alive() == 1
-        plan = make_plan(
-            name,
-            brokers=brokers,
-            replicas=replicas,
-            name_servers=name_servers,
-            store_path=store_path,
-            flush=flush,
-            replication=replication,
-            failover=FailoverConfig.from_mapping(failover_settings or {}),
-            foreign=foreign,
-            host=host if host is not None else ("127.0.0.1" if one_node else ""),
-            ports=(name_server_port, broker_port),
-            secret=secrets.token_bytes(SECRET_BYTES),
-            resources=resources,
-            broker_settings=broker_settings,
-            store_settings=store_settings,
-        )
-        _check_homes(plan, one_node)
-        handle = gateway.create(
-            ControllerShell, names.controller(name), (plan,), resource=_place_of_controller(plan)
-        )
-        _wait_until_serving(name, handle, timeout_s)
-        awaiting.for_registrations(
-            names.broker(name, copy.broker_name, copy.broker_id)
-            for _, copy in plan.all_copies()
-            if plan.ledger
-        )
+    asked = StartOptions(
+        brokers=brokers,
+        name_servers=name_servers,
+        store_path=store_path,
+        flush=flush,
+        foreign=foreign,
+        replicas=replicas,
+        replication=replication,
+        resources=resources,
+        broker_settings=broker_settings,
+        store_settings=store_settings,
+        failover_settings=failover_settings,
+    )
+    if (running := gateway.find(names.controller(name))) is None:
+        _start_new(name, asked, host, (name_server_port, broker_port), timeout_s)
     else:
-        _wait_until_serving(name, handle, timeout_s)
-        asked = {
-            "brokers": brokers,
-            "replicas": replicas,
-            "name_servers": name_servers,
-            "flush": flush,
-            "replication": replication,
-            "foreign": foreign,
-        }
-        _tell_what_is_not_used(
-            name, gateway.call(handle, "plan"), {**asked, "store_path": store_path}
-        )
+        _wait_until_serving(name, running, timeout_s)
+        _tell_what_is_not_used(name, gateway.call(running, "plan"), asked)
     return connect(name)
 
 
@@ -368,8 +361,8 @@ def start_from(
     _wait_until_serving(topology.cluster, handle, timeout_s, fresh=not found.running)
     if start_stopped:
         Cluster(topology.cluster).start_stopped(timeout_s=timeout_s)
-    awaiting.for_brokers(topology, handle, found, known_stores.read(topology), deadline)
-    known_stores.remember(topology, awaiting.identities(topology, handle, found))
+    _await_brokers(topology, handle, found, known_stores.read(topology), deadline)
+    known_stores.remember(topology, _store_identities(topology, handle, found))
     return Cluster(topology.cluster)
 
 
@@ -377,6 +370,30 @@ def connect(name: str = DEFAULT_CLUSTER) -> Cluster:
     """Attach to a running cluster; ``ClusterError`` where none runs under this name."""
     gateway.cluster_address(name)
     return Cluster(name)
+
+
+def _start_new(
+    name: str, asked: StartOptions, host: str | None, ports: tuple[int, int], timeout_s: float
+) -> None:
+    """Make the controller of a cluster that does not run, and wait until the cluster serves."""
+    one_node = gateway.nodes_alive() == 1
+    plan = make_plan(
+        name,
+        asked,
+        host=host if host is not None else ("127.0.0.1" if one_node else ""),
+        ports=ports,
+        secret=secrets.token_bytes(SECRET_BYTES),
+    )
+    _check_homes(plan, one_node)
+    handle = gateway.create(
+        ControllerShell, names.controller(name), (plan,), resource=_place_of_controller(plan)
+    )
+    _wait_until_serving(name, handle, timeout_s)
+    _await_registrations(
+        names.broker(name, copy.broker_name, copy.broker_id)
+        for _, copy in plan.all_copies()
+        if plan.ledger
+    )
 
 
 def _check_homes(plan: ClusterPlan, one_node: bool) -> None:
@@ -392,7 +409,7 @@ def _check_homes(plan: ClusterPlan, one_node: bool) -> None:
         )
 
 
-def _tell_what_is_not_used(name: str, running: ClusterPlan, asked: Mapping[str, object]) -> None:
+def _tell_what_is_not_used(name: str, running: ClusterPlan, asked: StartOptions) -> None:
     """A warning where a call that only attaches asks for what the cluster does not have. What has
     its default value was not asked for.
     """
@@ -407,7 +424,8 @@ def _tell_what_is_not_used(name: str, running: ClusterPlan, asked: Mapping[str, 
         "foreign": first.foreign.value,
     }
     defaults = inspect.signature(start).parameters
-    given = {key: value for key, value in asked.items() if value != defaults[key].default}
+    given = {key: getattr(asked, key) for key in has}
+    given = {key: value for key, value in given.items() if value != defaults[key].default}
     if "store_path" in given:
         given["store_path"] = Path(str(given["store_path"])).expanduser().absolute()
     differing = [
@@ -445,9 +463,9 @@ def _check(topology: Topology, found: Survey) -> None:
 def _wait_until_serving(name: str, handle: Any, timeout_s: float, fresh: bool = True) -> None:
     """``fresh``: this process made the controller; then nothing is left where it fails."""
     try:
-        awaiting.for_controller(name, handle, timeout_s)
+        _await_controller(name, handle, timeout_s)
     except RmqError:
-        if fresh and gateway.call(handle, "state")[0] == State.FAILED.value:
+        if fresh and gateway.call(handle, "state")[0] == ClusterState.FAILED.value:
             _remove(name, handle)
         raise
 
@@ -458,6 +476,146 @@ def _remove(name: str, handle: Any) -> None:
     except RmqError as error:
         log.warning("removing the actors of a cluster that did not start: %s", error)
     gateway.kill(names.controller(name), for_good=True)
+
+
+def _await_controller(name: str, handle: Any, timeout_s: float) -> None:
+    """Until the cluster serves; what made it FAILED otherwise."""
+    deadline = SYSTEM_CLOCK.monotonic_ms() + timeout_s * 1000
+    while SYSTEM_CLOCK.monotonic_ms() < deadline:
+        state, error = gateway.call(handle, "state", timeout_s=timeout_s)
+        if state == ClusterState.SERVING.value:
+            return
+        if state == ClusterState.FAILED.value:
+            raise error or ClusterError(f"cluster {name!r} did not start", name)
+        SYSTEM_CLOCK.sleep_ms(POLL_MS)
+    raise ClusterError(
+        f"cluster {name!r} did not serve within {timeout_s:.0f} s; it goes on starting: see "
+        f"`rmq-ray status` and `ray logs`",
+        name,
+    )
+
+
+def _await_brokers(
+    topology: Topology, handle: Any, found: Survey, known: Mapping[str, str], deadline: float
+) -> None:
+    """Until every broker of the file takes sends and its other copies are there, those excepted
+    whose nodes are not, or that were stopped on purpose.
+
+    ``known``: stores that must be there; a slave that finds its directory empty and is not named in
+    it gets a new one.
+    """
+    absent = {step.actor for step in found.steps if step.awaited}
+    stopped = {
+        actor for actor, history in gateway.call(handle, "members").items() if history["stopped"]
+    }
+    for spec in topology.brokers:
+        in_service = [
+            copy
+            for copy in (spec, *spec.replicas)
+            if not _is_stopped(_actor_of(topology, copy), stopped)
+        ]
+        if not in_service:
+            continue
+        if not spec.replicas:
+            _await_copy(_actor_of(topology, spec), deadline)
+            continue
+        _await_master(topology, handle, spec.config.broker_name, deadline)
+        for copy in in_service:
+            if copy.actor in absent:
+                log.warning("%s is not there: no node offers %s", copy.actor, copy.resource)
+                continue
+            try:
+                _await_copy(_actor_of(topology, copy), deadline)
+            except StoreMissing:
+                if copy.actor in known:
+                    raise
+                log.warning("%s begins with an empty store and copies its master's log", copy.actor)
+                gateway.call(handle, "renew_store", copy.actor)
+                _await_copy(_actor_of(topology, copy), deadline)
+        _await_registrations(
+            _actor_of(topology, copy) for copy in in_service if copy.actor not in absent
+        )
+
+
+def _await_registrations(actors: Iterable[str]) -> None:
+    """Until the name servers know these copies by their roles, so that addresses are complete;
+    those that take longer are left to themselves.
+    """
+    for actor in actors:
+        handle = gateway.find(actor)
+        deadline = SYSTEM_CLOCK.monotonic_ms() + REGISTERED_S * 1000
+        try:
+            while handle is not None and SYSTEM_CLOCK.monotonic_ms() < deadline:
+                # before it is told its role, it has no id
+                if gateway.call(handle, "status", timeout_s=CALL_S)["broker_id"] >= 0:
+                    gateway.call(handle, "registered", REGISTERED_S, timeout_s=REGISTERED_S + 1)
+                    break
+                SYSTEM_CLOCK.sleep_ms(POLL_MS)
+        except RmqError as error:
+            log.info("%s is not registered yet: %s", actor, error)
+
+
+def _store_identities(topology: Topology, handle: Any, found: Survey) -> dict[str, str]:
+    """Copy -> its store, of those that are there: the controller hears it from each within a
+    moment.
+    """
+    absent = {step.actor for step in found.steps if step.awaited}
+    wanted = [copy.actor for copy in topology.copies if copy.actor not in absent]
+    learnt: dict[str, str] = {}
+    deadline = SYSTEM_CLOCK.monotonic_ms() + IDENTITY_MS
+    while True:  # ends: all known, or at the deadline
+        learnt |= {
+            actor: str(identity)
+            for actor in wanted
+            if actor not in learnt and (identity := gateway.call(handle, "store_identity", actor))
+        }
+        if len(learnt) == len(wanted) or SYSTEM_CLOCK.monotonic_ms() > deadline:
+            return learnt
+        SYSTEM_CLOCK.sleep_ms(POLL_MS)
+
+
+def _is_stopped(actor: str, stopped: Collection[str]) -> bool:
+    if actor in stopped:
+        log.warning("%s is stopped and stays so: `rmq-ray broker start` or `up` start it", actor)
+    return actor in stopped
+
+
+def _actor_of(topology: Topology, spec: BrokerSpec) -> str:
+    return names.broker(topology.cluster, spec.config.broker_name, spec.config.broker_id)
+
+
+def _await_master(topology: Topology, handle: Any, broker: str, deadline: float) -> None:
+    """Until somebody is elected and serves."""
+    election: Mapping[str, Any] = {}
+    while SYSTEM_CLOCK.monotonic_ms() < deadline:
+        election = gateway.call(handle, "elections").get(broker, {})
+        if election.get("master") is not None and election.get("serving", True):
+            _await_copy(names.broker(topology.cluster, broker, int(election["master"])), deadline)
+            return
+        SYSTEM_CLOCK.sleep_ms(POLL_MS)
+    raise ClusterError(
+        f"{broker} has no master: {election.get('why') or 'no election ended'}; see `rmq-ray "
+        f"status` and `rmq-ray broker list`",
+        broker,
+    )
+
+
+def _await_copy(actor: str, deadline: float) -> None:
+    """Until it serves; its own typed error where it never will."""
+    why: object = "no such actor"
+    while SYSTEM_CLOCK.monotonic_ms() < deadline:
+        handle = gateway.find(actor)
+        try:
+            if handle is not None and gateway.call(handle, "serving", timeout_s=CALL_S) is not None:
+                return
+        except ClusterError as error:
+            why = error
+        SYSTEM_CLOCK.sleep_ms(POLL_MS)
+    raise ClusterError(
+        f"{actor} does not serve ({why}): does its node live? See `rmq-ray status` and `ray "
+        f"status`",
+        actor,
+    )
 
 
 def _state_of(handle: Any | None, answer: Any) -> Any:

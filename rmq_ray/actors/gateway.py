@@ -11,13 +11,14 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, TypeVar
 
 import ray
 import ray.exceptions
 
 from rmq_ray.actors import names
-from rmq_ray.actors.shell import Ping, exit_hard
+from rmq_ray.actors.shell import exit_hard
 from rmq_ray.errors import BrokerBusy, ClusterError, ConfigError, RmqError
 from rmq_ray.ports import ClusterAddress
 from rmq_ray.server.base.offload import ThreadOffload
@@ -286,6 +287,15 @@ async def expected_identity(cluster: str, key: str) -> str | None:
     except ClusterError:
         return None
     return None if found is None else str(found)
+
+
+class Ping(Enum):
+    """Outcome of one ping."""
+
+    ANSWERED = "answered"
+    UNAVAILABLE = "unavailable"
+    SILENT = "silent"
+    MISSING = "missing"
 
 
 async def ping(name: str, timeout_s: float) -> Ping:

@@ -13,8 +13,8 @@ from rmq_ray.actors import gateway, names
 from rmq_ray.actors.control import controller as module
 from rmq_ray.actors.control import elections
 from rmq_ray.actors.control.controller import ControllerShell
-from rmq_ray.actors.control.plan import make_plan
-from rmq_ray.actors.shell import Ping
+from rmq_ray.actors.control.plan import StartOptions, make_plan
+from rmq_ray.actors.gateway import Ping
 from rmq_ray.errors import ClusterError
 from rmq_ray.model.reigns import ReplicaReport, Role
 from tests.conformance.test_elections import after
@@ -80,12 +80,14 @@ def test_only_a_first_start_fails_for_good_and_a_later_one_elects_while_a_name_s
 ) -> None:
     plan = make_plan(
         "c",
-        brokers=1,
-        name_servers=1,
-        replicas=1,
-        store_path=str(tmp_path),
-        flush="async",
-        foreign="closed",
+        StartOptions(
+            brokers=1,
+            name_servers=1,
+            replicas=1,
+            store_path=str(tmp_path),
+            flush="async",
+            foreign="closed",
+        ),
         host="127.0.0.1",
         ports=(0, 0),
         secret=b"s",
@@ -111,7 +113,7 @@ def test_only_a_first_start_fails_for_good_and_a_later_one_elects_while_a_name_s
             await until(lambda: shell._state.value == "serving")
             assert shell._error is None
             assert len({name for name in actors.created if "broker" in name}) >= 2
-        shell._state = module.State.STOPPING
+        shell._state = module.ClusterState.STOPPING
         await shell._elections.close()
 
     asyncio.run(story())

@@ -19,12 +19,12 @@ from enum import Enum
 from typing import Any
 
 from rmq_ray.actors import gateway, names
-from rmq_ray.actors.control.copy_service import CopyService
+from rmq_ray.actors.broker import ReplicaShell
 from rmq_ray.actors.control.elections import Elections
-from rmq_ray.actors.control.members import Crew, Member, name_servers_of, others_of
+from rmq_ray.actors.control.maintenance import ReplicaMaintenance
 from rmq_ray.actors.control.plan import ClusterPlan
+from rmq_ray.actors.control.supervisor import ActorSpec, Supervisor, name_servers_of, others_of
 from rmq_ray.actors.hold import HoldShell
-from rmq_ray.actors.replica import ReplicaShell
 from rmq_ray.actors.shell import be_urgent, is_restart, spawn
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.errors import ClusterError, PromotionRefused, RmqError
@@ -40,7 +40,7 @@ REGISTERED_S = 2.0
 STOP_S = 60.0
 
 
-class State(Enum):
+class ClusterState(Enum):
     """Where in its life the cluster is."""
 
     STARTING = "starting"
@@ -55,13 +55,15 @@ class ControllerShell:
     def __init__(self, plan: ClusterPlan) -> None:
         be_urgent()
         self._plan = plan
-        self._state = State.STARTING
+        self._state = ClusterState.STARTING
         self._error: RmqError | None = None
         self._addresses: tuple[str, ...] = ()
-        self._crew = Crew()
+        self._supervisor = Supervisor()
         self._elections = Elections(plan, self._ask_replica)
         self._identities: dict[str, str] = dict(plan.identities)
-        self._service = CopyService(plan.cluster, self._crew, self._elections, self._known)
+        self._maintenance = ReplicaMaintenance(
+            plan.cluster, self._supervisor, self._elections, self._known
+        )
         self._restarted = is_restart()
         spawn(self._run(), "controller")
 
@@ -97,21 +99,21 @@ class ControllerShell:
 
     async def members(self) -> dict[str, dict[str, int]]:
         """Actor name -> kills and creations by this controller, and whether it is stopped."""
-        return self._crew.histories()
+        return self._supervisor.histories()
 
     # --- single copies ---
 
     async def stop_copy(self, broker_name: str, replica: int, force: bool) -> dict[str, Any]:
-        """Stop one copy of a broker until ``start_copy``; see ``CopyService.stop``."""
-        return await self._service.stop(broker_name, replica, force)
+        """Stop one copy of a broker until ``start_copy``; see ``ReplicaMaintenance.stop``."""
+        return await self._maintenance.stop(broker_name, replica, force)
 
     async def start_copy(self, broker_name: str, replica: int) -> dict[str, Any]:
-        """The end of ``stop_copy``; see ``CopyService.start``."""
-        return await self._service.start(broker_name, replica)
+        """The end of ``stop_copy``; see ``ReplicaMaintenance.start``."""
+        return await self._maintenance.start(broker_name, replica)
 
     async def start_copies(self) -> list[str]:
         """Start every copy that is stopped; their actors."""
-        return await self._service.start_all()
+        return await self._maintenance.start_all()
 
     # --- who reigns ---
 
@@ -142,7 +144,7 @@ class ControllerShell:
         member = next(
             (
                 member
-                for member in self._crew.all()
+                for member in self._supervisor.all()
                 if member.key == key and member.shell is ReplicaShell
             ),
             None,
@@ -161,7 +163,9 @@ class ControllerShell:
             )
         self._identities.pop(key, None)
         await election.forget_store(config.broker_id)
-        await self._crew.renew(replace(member, arguments=(config, self._plan.secret, True, None)))
+        await self._supervisor.renew(
+            replace(member, arguments=(config, self._plan.secret, True, None))
+        )
 
     # --- life ---
 
@@ -169,7 +173,7 @@ class ControllerShell:
         """Stop every member gracefully, brokers first, and remove the actors. The controller itself
         is removed by the caller.
         """
-        self._state = State.STOPPING
+        self._state = ClusterState.STOPPING
         masters = self._elections.masters()
         await self._elections.close()
         others = others_of(self._plan, {}, may_create_stores=False)
@@ -193,65 +197,67 @@ class ControllerShell:
     async def _run(self) -> None:
         if self._restarted:
             spawn(self._supervise(), "supervision")
-        while self._state is State.STARTING:
+        while self._state is ClusterState.STARTING:
             try:
                 await self._bring_up()
-                if self._state is State.STARTING:
-                    self._error, self._state = None, State.SERVING
+                if self._state is ClusterState.STARTING:
+                    self._error, self._state = None, ClusterState.SERVING
             except RmqError as error:
                 log.error("cluster %s did not start: %s", self._plan.cluster, error)
-                if self._state is State.STARTING:
+                if self._state is ClusterState.STARTING:
                     self._error = error
-                    self._state = State.STARTING if self._restarted else State.FAILED
+                    self._state = ClusterState.STARTING if self._restarted else ClusterState.FAILED
                     await asyncio.sleep(AGAIN_S)
         if not self._restarted:
             await self._supervise()
 
     async def _supervise(self) -> None:
-        while self._state in (State.STARTING, State.SERVING):
+        while self._state in (ClusterState.STARTING, ClusterState.SERVING):
             await asyncio.sleep(PING_INTERVAL_S)
-            await asyncio.gather(*(self._look_after(member) for member in self._crew.supervised()))
+            await asyncio.gather(
+                *(self._look_after(member) for member in self._supervisor.supervised())
+            )
 
-    async def _look_after(self, member: Member) -> None:
-        if self._state in (State.STARTING, State.SERVING):
-            await self._crew.look_after(member)
+    async def _look_after(self, member: ActorSpec) -> None:
+        if self._state in (ClusterState.STARTING, ClusterState.SERVING):
+            await self._supervisor.look_after(member)
 
     async def _bring_up(self) -> None:
         await self._elections.open(all_start=not self._restarted)
         if self._restarted:
             for member in others_of(self._plan, self._known(), may_create_stores=False):
-                await self._crew.attach(member)
+                await self._supervisor.attach(member)
             self._elections.start()  # name servers may be away for long
         servers = name_servers_of(self._plan)
         for member in servers:
-            await self._crew.create(member)
+            await self._supervisor.create(member)
         self._addresses = tuple([str(await self._address(member)) for member in servers])
         self._plan = self._plan.with_name_servers(self._addresses)
         others = others_of(self._plan, self._known(), may_create_stores=not self._restarted)
         for member in others:
-            if self._crew.resting(member.name) is None:
-                await self._crew.create(member)
+            if self._supervisor.stopped(member.name) is None:
+                await self._supervisor.create(member)
         self._elections.start()
         for member in others:
             if (
                 member.shell is HoldShell
                 or member.shell is ReplicaShell
-                or self._crew.resting(member.name)
+                or self._supervisor.stopped(member.name)
             ):
                 continue
             await self._address(member)
-            status = await gateway.call_async(self._crew.handle(member.name), "status")
+            status = await gateway.call_async(self._supervisor.handle(member.name), "status")
             self._identities[str(member.key)] = str(status["identity"])
         for broker_name in self._plan.replicas:
             await self._master(broker_name)
 
-    async def _address(self, member: Member) -> str:
+    async def _address(self, member: ActorSpec) -> str:
         """Wait until a member serves; its own typed error where it never will."""
         deadline = SYSTEM_CLOCK.monotonic_ms() + MEMBER_START_S * 1000
         while SYSTEM_CLOCK.monotonic_ms() < deadline:
             try:
                 address = await gateway.call_async(
-                    self._crew.handle(member.name), "serving", timeout_s=MEMBER_START_S
+                    self._supervisor.handle(member.name), "serving", timeout_s=MEMBER_START_S
                 )
             except ClusterError as error:
                 log.info("waiting for %s: %s", member.name, error)
@@ -271,7 +277,7 @@ class ControllerShell:
         """
         election = self._elections.of(broker_name)
         deadline = SYSTEM_CLOCK.monotonic_ms() + MEMBER_START_S * 1000
-        while SYSTEM_CLOCK.monotonic_ms() < deadline and self._state is State.STARTING:
+        while SYSTEM_CLOCK.monotonic_ms() < deadline and self._state is ClusterState.STARTING:
             if (master := election.serving_master) is not None:
                 await self._ask_replica(
                     broker_name, master, "registered", (REGISTERED_S,), 2 * REGISTERED_S
@@ -296,7 +302,7 @@ class ControllerShell:
         arguments: tuple[Any, ...],
         timeout_s: float,
     ) -> Any:
-        handle = self._crew.handle(names.broker(self._plan.cluster, broker_name, replica))
+        handle = self._supervisor.handle(names.broker(self._plan.cluster, broker_name, replica))
         if method in ("attend", "fence"):
             arguments = (*arguments, gateway.my_handle())
         return await gateway.call_async(handle, method, *arguments, timeout_s=timeout_s)

@@ -80,45 +80,40 @@ class ClusterPlan:
                 yield names.replica_key(config.broker_name, config.broker_id), config
 
 
-def make_plan(  # noqa: PLR0913 - the arguments of the outermost call
-    cluster: str,
-    *,
-    brokers: int,
-    name_servers: int,
-    store_path: str | os.PathLike[str],
-    flush: str,
-    foreign: str,
-    host: str,
-    ports: tuple[int, int],
-    secret: bytes,
-    replicas: int = 0,
-    replication: str = "async",
-    failover: FailoverConfig | None = None,
-    resources: Mapping[str, str] | None = None,
-    broker_settings: Mapping[str, object] | None = None,
-    store_settings: Mapping[str, object] | None = None,
+@dataclass(frozen=True, slots=True)
+class StartOptions:
+    """What ``rmq_ray.start`` was asked for, as it was given: ``make_plan`` checks it."""
+
+    brokers: int
+    name_servers: int
+    store_path: str | os.PathLike[str]
+    flush: str
+    foreign: str
+    replicas: int = 0
+    replication: str = "async"
+    resources: Mapping[str, str] | None = None
+    broker_settings: Mapping[str, Any] | None = None
+    store_settings: Mapping[str, Any] | None = None
+    failover_settings: Mapping[str, Any] | None = None
+
+
+def make_plan(
+    cluster: str, asked: StartOptions, *, host: str, ports: tuple[int, int], secret: bytes
 ) -> ClusterPlan:
     """Build and check a plan. ``ports`` = (name server's, broker's), 0 = any free one, kept over
-    restarts. ``replicas``: slaves of each broker.
+    restarts.
 
     Brokers are named broker-a, broker-b, ...; each has its store under ``store_path``, its slaves
     have theirs beside it: broker-a.replica-1.
     """
+    failover = FailoverConfig.from_mapping(asked.failover_settings or {})
     names.check_cluster_name(cluster)
-    _check_path(store_path)
-    for name, given in (
-        ("broker_settings", broker_settings),
-        ("store_settings", store_settings),
-        ("resources", resources),
-    ):
-        if given is not None and not isinstance(given, Mapping):
-            raise ConfigError(
-                f"{name} must map names to values, not {given!r:.80}", repr(given)[:80]
-            )
-    _check_counts(brokers, name_servers, replicas, ports)
-    root = Path(store_path).expanduser().absolute()
+    _check_path(asked.store_path)
+    _check_mappings(asked)
+    _check_counts(asked, ports)
+    root = Path(asked.store_path).expanduser().absolute()
     _check_root(root)
-    allowed = _enum(ForeignClients, foreign, "foreign")
+    allowed = _enum(ForeignClients, asked.foreign, "foreign")
     servers = tuple(
         NameServerConfig(
             host=host,
@@ -127,41 +122,48 @@ def make_plan(  # noqa: PLR0913 - the arguments of the outermost call
             directory=str(root / f"name-server-{i}"),
             foreign=allowed,
         )
-        for i in range(name_servers)
+        for i in range(asked.name_servers)
     )
     common = {
         "host": host,
         "port": ports[1],
         "cluster_name": cluster,
         "foreign": allowed,
-        "replication": _enum(ReplicationMode, replication, "replication"),
+        "replication": _enum(ReplicationMode, asked.replication, "replication"),
     }
-    made: dict[str, tuple[BrokerConfig, ...]] = {}
-    for name in (f"broker-{BROKER_LETTERS[i]}" for i in range(brokers)):
-        copies = []
-        for number in range(replicas + 1):
-            path = str(root / (f"{name}.replica-{number}" if number else name))
-            store = StoreConfig.from_mapping(
-                {"path": path, "flush": _enum(FlushMode, flush, "flush"), **(store_settings or {})}
-            )
-            base = BrokerConfig(store=store, broker_name=name, broker_id=number).but(
-                **common, hold_link=hold_socket(store.path)
-            )
-            copies.append(base.but(**(broker_settings or {})))
-        made[name] = tuple(copies)
-        _check_copies(copies[0], replicas)
-    slaves = {name: copies[1:] for name, copies in made.items() if replicas}
-    firsts = tuple(copies[0] for copies in made.values())
+    made = {
+        name: _replicas(name, root, asked, common)
+        for name in (f"broker-{letter}" for letter in BROKER_LETTERS[: asked.brokers])
+    }
     return ClusterPlan(
         cluster,
         servers,
-        firsts,
+        tuple(replicas[0] for replicas in made.values()),
         secret,
-        dict(resources or {}),
-        replicas=slaves,
-        ledger=str(root / CONTROLLER) if replicas else None,
-        failover=failover or FailoverConfig(),
+        dict(asked.resources or {}),
+        replicas={name: replicas[1:] for name, replicas in made.items() if asked.replicas},
+        ledger=str(root / CONTROLLER) if asked.replicas else None,
+        failover=failover,
     )
+
+
+def _replicas(
+    name: str, root: Path, asked: StartOptions, common: Mapping[str, Any]
+) -> tuple[BrokerConfig, ...]:
+    """A broker and its slaves, by number. ``common``: what all brokers of the cluster have."""
+    made = []
+    for number in range(asked.replicas + 1):
+        path = str(root / (f"{name}.replica-{number}" if number else name))
+        flush = _enum(FlushMode, asked.flush, "flush")
+        store = StoreConfig.from_mapping(
+            {"path": path, "flush": flush, **(asked.store_settings or {})}
+        )
+        base = BrokerConfig(store=store, broker_name=name, broker_id=number).but(
+            **common, hold_link=hold_socket(store.path)
+        )
+        made.append(base.but(**(asked.broker_settings or {})))
+    _check_replicas(made[0], asked.replicas)
+    return tuple(made)
 
 
 def plan_of(
@@ -236,18 +238,27 @@ def _check_root(root: Path) -> None:
         )
 
 
-def _check_counts(brokers: int, name_servers: int, replicas: int, ports: tuple[int, int]) -> None:
+def _check_mappings(asked: StartOptions) -> None:
+    for name in ("broker_settings", "store_settings", "resources"):
+        given: object = getattr(asked, name)
+        if given is not None and not isinstance(given, Mapping):
+            raise ConfigError(
+                f"{name} must map names to values, not {given!r:.80}", repr(given)[:80]
+            )
+
+
+def _check_counts(asked: StartOptions, ports: tuple[int, int]) -> None:
     limits: tuple[tuple[Any, int, int, str], ...] = (
-        (brokers, 1, len(BROKER_LETTERS), "brokers"),
-        (name_servers, 1, 9, "name_servers"),
-        (replicas, 0, REPLICAS_MAX, "replicas"),
+        (asked.brokers, 1, len(BROKER_LETTERS), "brokers"),
+        (asked.name_servers, 1, 9, "name_servers"),
+        (asked.replicas, 0, REPLICAS_MAX, "replicas"),
     )
     for count, low, high, what in limits:
         if not isinstance(count, int) or not low <= count <= high:
             raise ConfigError(f"{what} must be {low} to {high}, not {count!r}", count)
     for count, port, what in (
-        (name_servers, ports[0], "name_server_port"),
-        (brokers * (1 + replicas), ports[1], "broker_port"),
+        (asked.name_servers, ports[0], "name_server_port"),
+        (asked.brokers * (1 + asked.replicas), ports[1], "broker_port"),
     ):
         if not 0 <= port < 65536:
             raise ConfigError(f"{what} must be 0 (any free port) to 65535, not {port!r}", port)
@@ -257,7 +268,7 @@ def _check_counts(brokers: int, name_servers: int, replicas: int, ports: tuple[i
             )
 
 
-def _check_copies(broker: BrokerConfig, replicas: int) -> None:
+def _check_replicas(broker: BrokerConfig, replicas: int) -> None:
     """SYNC_MASTER that could never acknowledge anything is a mistake."""
     if broker.replication is ReplicationMode.SYNC_MASTER and broker.copies_min > 1 + replicas:
         raise ConfigError(

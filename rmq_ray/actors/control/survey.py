@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 from rmq_ray.actors import gateway, names
-from rmq_ray.actors.control import known_stores
 from rmq_ray.actors.control.plan import ClusterPlan, plan_of
 from rmq_ray.config import BrokerConfig, NameServerConfig
 from rmq_ray.errors import (
@@ -40,6 +39,7 @@ from rmq_ray.errors import (
     StoreMissing,
     StoreUnwritable,
 )
+from rmq_ray.topology import known_stores
 from rmq_ray.topology.rules import BrokerSpec, ControllerSpec, NameServerSpec, Topology, same_node
 from rmq_ray.topology.source import Key
 
@@ -173,7 +173,7 @@ _NOT_COMPARED = {"name_servers", "store", "hold_link", "send_hooks", "limits"}
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PlannedActor:
     """What becomes of one actor. ``action``: "create", "attach" or "refuse"; ``store``: what is on
     its disk; ``error``: why it is refused, ``awaited``: because its node has not joined, or its old
     one is not declared dead yet.
@@ -197,7 +197,7 @@ class Survey:
     otherwise than that cluster.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[PlannedActor, ...]
     running: bool
     changes: tuple[str, ...]
 
@@ -223,7 +223,7 @@ def survey(topology: Topology) -> Survey:
     ]
     if topology.has_slaves:
         steps.append(_controller_step(topology, nodes, begun))
-    taken: list[tuple[BrokerSpec, Step]] = []
+    taken: list[tuple[BrokerSpec, PlannedActor]] = []
     for spec in topology.brokers:
         for copy in (spec, *spec.replicas):
             step = _step(topology, copy.actor, copy, nodes, begun)
@@ -247,8 +247,8 @@ def _clash(
     topology: Topology,
     broker: BrokerSpec,
     copy: BrokerSpec,
-    step: Step,
-    taken: list[tuple[BrokerSpec, Step]],
+    step: PlannedActor,
+    taken: list[tuple[BrokerSpec, PlannedActor]],
 ) -> ConfigError | None:
     """What only shows once the nodes are known: one directory twice, two copies of a broker on one
     node.
@@ -296,7 +296,7 @@ def _step(
     spec: BrokerSpec | NameServerSpec,
     nodes: list[gateway.Node],
     running: bool,
-) -> Step:
+) -> PlannedActor:
     config = spec.config
     path = config.store.path if isinstance(config, BrokerConfig) else config.directory
     note = ""
@@ -305,7 +305,7 @@ def _step(
             f"port {config.port} lies among those of Ray's workers, 10002 to 19999: one of them "
             f"may take it first"
         )
-    step = Step(
+    step = PlannedActor(
         actor,
         "attach" if running else "create",
         "",
@@ -322,11 +322,11 @@ def _step(
     return replace(step, node=node.address)
 
 
-def _controller_step(topology: Topology, nodes: list[gateway.Node], running: bool) -> Step:
+def _controller_step(topology: Topology, nodes: list[gateway.Node], running: bool) -> PlannedActor:
     """Its directory says who is master: no slave without it."""
     spec = topology.controller
     head = next((node.address for node in nodes if node.head), "")
-    step = Step(
+    step = PlannedActor(
         "controller",
         "attach" if running else "create",
         head,
@@ -393,8 +393,8 @@ def _offered(nodes: list[gateway.Node]) -> str:
 
 
 def _with_disk(
-    topology: Topology, spec: BrokerSpec, step: Step, known: str | None, *, copied: bool
-) -> Step:
+    topology: Topology, spec: BrokerSpec, step: PlannedActor, known: str | None, *, copied: bool
+) -> PlannedActor:
     try:
         disk = gateway.run_on(spec.resource, look, (step.path,), timeout_s=LOOK_TIMEOUT_S)
         found = judge(
@@ -407,7 +407,7 @@ def _with_disk(
     return replace(step, store=f"{found}, {disk.free_bytes >> 30} GiB free")
 
 
-def _with_line(topology: Topology, key: Key, step: Step, error: RmqError) -> RmqError:
+def _with_line(topology: Topology, key: Key, step: PlannedActor, error: RmqError) -> RmqError:
     return type(error)(
         f"{topology.source.path}, line {topology.source.line_of(key)}, on {step.node}: "
         f"{error.args[0]}",
@@ -415,7 +415,7 @@ def _with_line(topology: Topology, key: Key, step: Step, error: RmqError) -> Rmq
     )
 
 
-def _refused(step: Step, error: RmqError) -> Step:
+def _refused(step: PlannedActor, error: RmqError) -> PlannedActor:
     return replace(step, action="refuse", error=error)
 
 

@@ -117,18 +117,8 @@ class ConsumerApp:
         actors cannot start (no such cluster, too few resources: the message says which are free).
         """
         check_actors(num_actors)
-        if args and not isinstance(self.handler, type):
-            raise ConfigError(
-                f"args are for handlers that are classes; {self.__name__} is a function",
-                self.__name__,
-            )
         scale = None if autoscale is None else Autoscale.of(autoscale)
-        if scale is not None and self.settings.get("model") == "broadcasting":
-            raise ConfigError(
-                "broadcasting consumers have no common lag to scale by: every actor gets "
-                "every message; leave autoscale out",
-                self.group,
-            )
+        self._check(args, scale)
         gateway.cluster_address(cluster)  # typed error where it does not run
         kind = AsyncOneByOne if _is_async(self.handler) else OneByOne
         options = {
@@ -156,6 +146,19 @@ class ConsumerApp:
             gateway.kill_worker(fleet)
             raise
         return Workers(fleet, self.group)
+
+    def _check(self, args: Sequence[Any], scale: Autoscale | None) -> None:
+        if args and not isinstance(self.handler, type):
+            raise ConfigError(
+                f"args are for handlers that are classes; {self.__name__} is a function",
+                self.__name__,
+            )
+        if scale is not None and self.settings.get("model") == "broadcasting":
+            raise ConfigError(
+                "broadcasting consumers have no common lag to scale by: every actor gets "
+                "every message; leave autoscale out",
+                self.group,
+            )
 
 
 def consumer(

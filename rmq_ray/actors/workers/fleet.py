@@ -22,9 +22,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rmq_ray.actors import gateway
-from rmq_ray.actors.consumer import ConsumerShell
+from rmq_ray.actors.client_actors import ConsumerShell
 from rmq_ray.actors.discovery import RayDiscovery
-from rmq_ray.actors.shell import Ping, is_restart, spawn
+from rmq_ray.actors.gateway import Ping
+from rmq_ray.actors.shell import is_restart, spawn
 from rmq_ray.client.admin.admin import Admin
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.errors import ClusterError, ConfigError, GroupNotFound, RmqError

@@ -17,7 +17,7 @@ import ray
 from ray import exceptions
 
 from rmq_ray.actors import gateway
-from rmq_ray.actors.shell import Ping
+from rmq_ray.actors.gateway import Ping
 from rmq_ray.errors import ClusterError, StoreFailed
 
 FOREIGN = exceptions.RayTaskError("attend", "Traceback: here", KeyError("strange"))  # type: ignore[no-untyped-call]

@@ -7,8 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from rmq_ray.actors.control.plan import SOCKET_PATH_BYTES_MAX, ClusterPlan, hold_socket, make_plan
-from rmq_ray.config import FailoverConfig, FlushMode, ForeignClients, ReplicationMode
+from rmq_ray.actors.control.plan import (
+    SOCKET_PATH_BYTES_MAX,
+    ClusterPlan,
+    StartOptions,
+    hold_socket,
+    make_plan,
+)
+from rmq_ray.config import FlushMode, ForeignClients, ReplicationMode
 from rmq_ray.errors import ConfigError, StoreForeign
 
 
@@ -23,7 +29,10 @@ def plan(**changes: object) -> ClusterPlan:
         "ports": (0, 0),
         "secret": b"s",
     }
-    return make_plan(str(changes.pop("cluster", "default")), **{**settings, **changes})
+    settings |= changes
+    cluster = str(settings.pop("cluster", "default"))
+    given = {name: settings.pop(name) for name in ("host", "ports", "secret")}
+    return make_plan(cluster, StartOptions(**settings), **given)
 
 
 def test_brokers_have_names_in_order_and_a_store_each() -> None:
@@ -181,6 +190,6 @@ def test_slaves_have_stores_beside_their_masters_and_numbers_of_their_own() -> N
 def test_only_a_cluster_with_slaves_has_a_ledger() -> None:
     assert (plan().ledger, plan().replicas) == (None, {})
     assert (
-        plan(replicas=1, store_path="/s", failover=FailoverConfig(automatic=False)).ledger
+        plan(replicas=1, store_path="/s", failover_settings={"automatic": False}).ledger
         == "/s/controller"
     )

@@ -22,9 +22,9 @@ from dataclasses import replace
 from typing import Any
 
 from rmq_ray.actors import gateway, names
+from rmq_ray.actors.broker import ReplicaShell
 from rmq_ray.actors.control.elections import Elections
-from rmq_ray.actors.control.members import Crew, Member
-from rmq_ray.actors.replica import ReplicaShell
+from rmq_ray.actors.control.supervisor import ActorSpec, Supervisor
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import BrokerConfig, ReplicationMode
 from rmq_ray.errors import ClusterError, PromotionRefused, RmqError
@@ -35,14 +35,18 @@ START_MS = 120_000
 POLL_S = 0.05
 
 
-class CopyService:
+class ReplicaMaintenance:
     """``known()``: key of each copy -> identity of its store, as far as it was learnt."""
 
     def __init__(
-        self, cluster: str, crew: Crew, elections: Elections, known: Callable[[], Mapping[str, str]]
+        self,
+        cluster: str,
+        supervisor: Supervisor,
+        elections: Elections,
+        known: Callable[[], Mapping[str, str]],
     ) -> None:
         self._cluster = cluster
-        self._crew = crew
+        self._supervisor = supervisor
         self._elections = elections
         self._known = known
         self._working = asyncio.Lock()
@@ -57,16 +61,16 @@ class CopyService:
         """
         async with self._working:
             name = names.broker(self._cluster, broker_name, replica)
-            resting = self._crew.resting(name)
-            broker = resting or self._member(name)
-            if resting is None and broker.shell is ReplicaShell:
+            stopped = self._supervisor.stopped(name)
+            broker = stopped or self._member(name)
+            if stopped is None and broker.shell is ReplicaShell:
                 await self._leave(broker.arguments[0], force)
             for member in (broker, self._hold(broker)):
                 if member is not None:
                     await self._end(member)
             log.warning("%s is stopped until it is started again", name)
             return {
-                "was": "running" if resting is None else "stopped",
+                "was": "running" if stopped is None else "stopped",
                 "master": self._master(broker),
             }
 
@@ -76,9 +80,9 @@ class CopyService:
         """
         async with self._working:
             name = names.broker(self._cluster, broker_name, replica)
-            resting = self._crew.resting(name)
+            stopped = self._supervisor.stopped(name)
             return {
-                "was": "running" if resting is None else "stopped",
+                "was": "running" if stopped is None else "stopped",
                 "address": await self._start(name),
             }
 
@@ -87,7 +91,9 @@ class CopyService:
         serve keeps no other one: its error comes at the end.
         """
         async with self._working:
-            stopped = [member.name for member in self._crew.all_resting() if member.key is not None]
+            stopped = [
+                member.name for member in self._supervisor.all_stopped() if member.key is not None
+            ]
             ended = await asyncio.gather(
                 *(self._start(name) for name in stopped), return_exceptions=True
             )
@@ -109,13 +115,13 @@ class CopyService:
     # --- inside ---
 
     async def _start(self, name: str) -> str:
-        resting = self._crew.resting(name)
-        if resting is None:
+        stopped = self._supervisor.stopped(name)
+        if stopped is None:
             self._member(name)
         else:
-            for member in (self._hold(resting), resting):
+            for member in (self._hold(stopped), stopped):
                 if member is not None:
-                    await self._crew.create(self._with_identity(member))
+                    await self._supervisor.create(self._with_identity(member))
         return await self._serving(name)
 
     async def _leave(self, config: BrokerConfig, force: bool) -> None:
@@ -164,30 +170,30 @@ class CopyService:
         return tuple(
             number
             for number in replicas
-            if self._crew.resting(names.broker(self._cluster, broker_name, number)) is None
+            if self._supervisor.stopped(names.broker(self._cluster, broker_name, number)) is None
         )
 
-    async def _end(self, member: Member) -> None:
+    async def _end(self, member: ActorSpec) -> None:
         """Also of one whose stop did not come to its end: whether it is gone is seen again, every
         time.
         """
-        if self._crew.resting(member.name) is None:
-            handle = self._crew.handle(member.name)
-            self._crew.rest(member)
+        if self._supervisor.stopped(member.name) is None:
+            handle = self._supervisor.handle(member.name)
+            self._supervisor.mark_stopped(member)
         elif (handle := await gateway.find_again(member.name)) is None:
             return
         try:
             await gateway.call_async(handle, "stop", timeout_s=STOP_S)
         except RmqError as error:
             log.warning("%s did not stop by itself and is killed: %s", member.name, error)
-        await self._crew.remove(member.name)
+        await self._supervisor.remove(member.name)
 
     async def _serving(self, name: str) -> str:
         deadline = SYSTEM_CLOCK.monotonic_ms() + START_MS
         why: object = "it still reads its disk"
         while SYSTEM_CLOCK.monotonic_ms() < deadline:
             try:
-                address = await gateway.call_async(self._crew.handle(name), "serving")
+                address = await gateway.call_async(self._supervisor.handle(name), "serving")
                 if address is not None:
                     return str(address)
             except ClusterError as error:
@@ -199,9 +205,11 @@ class CopyService:
             name,
         )
 
-    def _member(self, name: str) -> Member:
+    def _member(self, name: str) -> ActorSpec:
         brokers = {
-            member.name: member for member in self._crew.supervised() if member.key is not None
+            member.name: member
+            for member in self._supervisor.supervised()
+            if member.key is not None
         }
         if name not in brokers:
             raise ClusterError(
@@ -211,13 +219,13 @@ class CopyService:
             )
         return brokers[name]
 
-    def _hold(self, broker: Member) -> Member | None:
+    def _hold(self, broker: ActorSpec) -> ActorSpec | None:
         name = names.hold_service(self._cluster, str(broker.key))
-        return self._crew.resting(name) or next(
-            (member for member in self._crew.supervised() if member.name == name), None
+        return self._supervisor.stopped(name) or next(
+            (member for member in self._supervisor.supervised() if member.name == name), None
         )
 
-    def _with_identity(self, member: Member) -> Member:
+    def _with_identity(self, member: ActorSpec) -> ActorSpec:
         """It may find the store that it had, and no other one."""
         if member.key is None:
             return member
@@ -226,7 +234,7 @@ class CopyService:
             member, arguments=(config, secret, False, self._known().get(member.key, identity))
         )
 
-    def _master(self, broker: Member) -> int | None:
+    def _master(self, broker: ActorSpec) -> int | None:
         return (
             self._elections.of(broker.arguments[0].broker_name).serving_master
             if broker.shell is ReplicaShell

@@ -6,13 +6,15 @@ from __future__ import annotations
 
 import pytest
 
-from rmq_ray.actors.shell import GRACE_MS, MISSES_MAX, Action, Ping, Watch
+from rmq_ray.actors.control.supervisor import GRACE_MS, MISSES_MAX, PingHistory
+from rmq_ray.actors.control.supervisor import SupervisorAction as Action
+from rmq_ray.actors.gateway import Ping
 
 A, U, S, M = Ping.ANSWERED, Ping.UNAVAILABLE, Ping.SILENT, Ping.MISSING
 
 
-def watched(pings: list[Ping], every_ms: float = 1_000) -> tuple[list[Action], Watch]:
-    watch = Watch()
+def watched(pings: list[Ping], every_ms: float = 1_000) -> tuple[list[Action], PingHistory]:
+    watch = PingHistory()
     return [watch.observe(ping, i * every_ms) for i, ping in enumerate(pings)], watch
 
 
@@ -22,7 +24,11 @@ def test_a_member_that_answers_is_left_alone() -> None:
 
 
 def test_three_silences_in_a_row_are_a_kill_and_two_are_not() -> None:
-    assert watched([S] * MISSES_MAX)[0] == [Action.NONE, Action.NONE, Action.KILL]
+    assert watched([S] * MISSES_MAX)[0] == [
+        Action.NONE,
+        Action.NONE,
+        Action.KILL,
+    ]
     assert watched([S, S, A, S, S, A])[1].kills == 0
 
 
@@ -38,7 +44,7 @@ def test_after_a_kill_it_has_a_grace_period_and_then_is_killed_again() -> None:
 
 
 def test_answering_within_the_grace_period_starts_the_count_anew() -> None:
-    watch = Watch()
+    watch = PingHistory()
     for second in range(3):
         watch.observe(S, second * 1_000)
     assert watch.observe(A, 4_000) is Action.NONE
@@ -58,4 +64,4 @@ def test_a_member_that_is_gone_is_created_once_a_grace_period() -> None:
 
 @pytest.mark.parametrize("ping", list(Ping))
 def test_every_outcome_has_an_answer(ping: Ping) -> None:
-    assert isinstance(Watch().observe(ping, 0), Action)
+    assert isinstance(PingHistory().observe(ping, 0), Action)

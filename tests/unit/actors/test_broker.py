@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.actors import replica as module
-from rmq_ray.actors.broker import BrokerShell
-from rmq_ray.actors.replica import ReplicaShell
+from rmq_ray.actors import broker as module
+from rmq_ray.actors.broker import BrokerShell, ReplicaShell
 from rmq_ray.config import BrokerConfig, StoreConfig
 from rmq_ray.model.reigns import Assignment, ReplicaReport
 from rmq_ray.server.replication.leadership import Leadership

@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 
 from rmq_ray.actors import gateway
-from rmq_ray.actors.control.members import Crew, Member, others_of
-from rmq_ray.actors.control.plan import make_plan
+from rmq_ray.actors.broker import ReplicaShell
+from rmq_ray.actors.control.plan import StartOptions, make_plan
+from rmq_ray.actors.control.supervisor import ActorSpec, Supervisor, others_of
+from rmq_ray.actors.gateway import Ping
 from rmq_ray.actors.name_server import NameServerShell
-from rmq_ray.actors.replica import ReplicaShell
-from rmq_ray.actors.shell import Ping
 from rmq_ray.errors import ClusterError
 
-MEMBER = Member("c/broker-a/0", ReplicaShell, ("config", b"secret", True, None), None, "broker-a")
+MEMBER = ActorSpec(
+    "c/broker-a/0", ReplicaShell, ("config", b"secret", True, None), None, "broker-a"
+)
 
 
 class Ray:
@@ -51,11 +53,11 @@ class Ray:
 
 def look_after(rounds: int) -> None:
     async def run() -> None:
-        crew = Crew()
-        await crew.create(MEMBER)
+        supervisor = Supervisor()
+        await supervisor.create(MEMBER)
         for _ in range(rounds):
-            for member in crew.all():
-                await crew.look_after(member)
+            for member in supervisor.all():
+                await supervisor.look_after(member)
 
     asyncio.run(run())
 
@@ -94,15 +96,17 @@ def test_a_member_that_hangs_is_killed_by_its_handle(monkeypatch: pytest.MonkeyP
 def test_replicas_have_hold_services_and_stores_of_their_own() -> None:
     plan = make_plan(
         "c",
-        brokers=1,
-        name_servers=1,
-        store_path="/x",
-        flush="async",
-        foreign="closed",
+        StartOptions(
+            brokers=1,
+            name_servers=1,
+            store_path="/x",
+            flush="async",
+            foreign="closed",
+            replicas=1,
+        ),
         host="127.0.0.1",
         ports=(0, 0),
         secret=b"s" * 32,
-        replicas=1,
     )
     found = others_of(plan, {"broker-a/1": "known"}, may_create_stores=True)
     assert [member.name for member in found] == [
@@ -120,6 +124,6 @@ def test_replicas_have_hold_services_and_stores_of_their_own() -> None:
 
 
 def test_a_name_server_that_is_created_again_looks_for_its_own_port() -> None:
-    first = Member("c/name-server-0", NameServerShell, ("config", b"secret"), None)
+    first = ActorSpec("c/name-server-0", NameServerShell, ("config", b"secret"), None)
     assert first.again.arguments == ("config", b"secret", True)
     assert first.again.again.arguments == first.again.arguments

@@ -12,13 +12,13 @@ from typing import Any, cast
 import pytest
 
 from rmq_ray.actors import gateway, names
-from rmq_ray.actors.control import controller, copy_service
+from rmq_ray.actors.control import controller, maintenance
 from rmq_ray.actors.control.controller import ControllerShell
-from rmq_ray.actors.control.copy_service import CopyService
 from rmq_ray.actors.control.elections import Elections
-from rmq_ray.actors.control.members import Crew, Member, others_of
-from rmq_ray.actors.control.plan import ClusterPlan, make_plan
-from rmq_ray.actors.shell import Ping
+from rmq_ray.actors.control.maintenance import ReplicaMaintenance
+from rmq_ray.actors.control.plan import ClusterPlan, StartOptions, make_plan
+from rmq_ray.actors.control.supervisor import ActorSpec, Supervisor, others_of
+from rmq_ray.actors.gateway import Ping
 from rmq_ray.errors import ClusterError, PromotionRefused, RmqError
 
 BROKER = "broker-a"
@@ -72,8 +72,8 @@ def actors(monkeypatch: pytest.MonkeyPatch) -> Actors:
     for name in ("create_in_thread", "find_again", "call_async", "ping_handle", "kill"):
         monkeypatch.setattr(gateway, name, getattr(found, name))
     monkeypatch.setattr(gateway, "kill_worker", found.kill)
-    monkeypatch.setattr("rmq_ray.actors.control.members.GONE_MS", 60)
-    monkeypatch.setattr(copy_service, "START_MS", 60)
+    monkeypatch.setattr("rmq_ray.actors.control.supervisor.GONE_MS", 60)
+    monkeypatch.setattr(maintenance, "START_MS", 60)
     return found
 
 
@@ -108,24 +108,28 @@ class Decided:
 def trio(replication: str = "sync", replicas: int = 2) -> ClusterPlan:
     return make_plan(
         "c",
-        brokers=1,
-        name_servers=1,
-        store_path="/x",
-        flush="async",
-        foreign="closed",
+        StartOptions(
+            brokers=1,
+            name_servers=1,
+            store_path="/x",
+            flush="async",
+            foreign="closed",
+            replicas=replicas,
+            replication=replication,
+        ),
         host="127.0.0.1",
         ports=(0, 0),
         secret=b"s" * 32,
-        replicas=replicas,
-        replication=replication,
     )
 
 
-async def built(election: Election, plan: ClusterPlan | None = None) -> tuple[Crew, CopyService]:
-    crew = Crew()
+async def built(
+    election: Election, plan: ClusterPlan | None = None
+) -> tuple[Supervisor, ReplicaMaintenance]:
+    supervisor = Supervisor()
     for member in others_of(plan or trio(), {}, may_create_stores=True):
-        await crew.create(member)
-    return crew, CopyService("c", crew, cast(Elections, Decided(election)), dict)
+        await supervisor.create(member)
+    return supervisor, ReplicaMaintenance("c", supervisor, cast(Elections, Decided(election)), dict)
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
@@ -136,29 +140,29 @@ def copy(replica: int) -> str:
     return names.broker("c", BROKER, replica)
 
 
-async def supervised(crew: Crew) -> None:
-    for member in crew.supervised():
-        await crew.look_after(member)
+async def supervised(supervisor: Supervisor) -> None:
+    for member in supervisor.supervised():
+        await supervisor.look_after(member)
 
 
 def test_a_start_that_fails_once_is_tried_again_and_until_then_the_copy_is_stopped(
     actors: Actors,
 ) -> None:
     async def work() -> None:
-        crew, service = await built(Election(0))
+        supervisor, service = await built(Election(0))
         await service.stop(BROKER, 1, False)
         actors.refused.add(copy(1))
         with pytest.raises(ClusterError, match="control plane"):
             await service.start(BROKER, 1)
-        assert crew.histories()[copy(1)]["stopped"]
+        assert supervisor.histories()[copy(1)]["stopped"]
         actors.refused.clear()
         assert await service.start(BROKER, 1) == {
             "was": "stopped",
             "address": f"address of {copy(1)}",
         }
-        assert not crew.histories()[copy(1)]["stopped"]
+        assert not supervisor.histories()[copy(1)]["stopped"]
         actors.kill(copy(1))
-        await supervised(crew)
+        await supervised(supervisor)
         assert copy(1) in actors.alive
 
     run(work())
@@ -199,7 +203,7 @@ def test_a_copy_that_is_stopped_counts_for_none_although_it_is_in_the_set_still(
 
 def test_a_stop_that_ray_did_not_carry_out_is_carried_out_by_the_next_one(actors: Actors) -> None:
     async def work() -> None:
-        crew, service = await built(Election(0))
+        supervisor, service = await built(Election(0))
         hold = names.hold_service("c", names.replica_key(BROKER, 1))
         actors.kept.add(copy(1))
         for _ in range(2):
@@ -213,7 +217,7 @@ def test_a_stop_that_ray_did_not_carry_out_is_carried_out_by_the_next_one(actors
             and (copy(1), "stop") in actors.told
             and (hold, "stop") in actors.told
         )
-        await supervised(crew)
+        await supervised(supervisor)
         assert not {copy(1), hold} & actors.alive
 
     run(work())
@@ -223,7 +227,7 @@ def test_of_many_that_are_started_one_that_fails_keeps_no_other_and_all_that_fai
     actors: Actors,
 ) -> None:
     async def work() -> None:
-        crew, service = await built(Election(0))
+        supervisor, service = await built(Election(0))
         for replica in range(3):
             await service.stop(BROKER, replica, True)
         actors.refused |= {copy(0), copy(1)}
@@ -233,13 +237,13 @@ def test_of_many_that_are_started_one_that_fails_keeps_no_other_and_all_that_fai
         ):
             await service.start_all()
         assert copy(2) in actors.alive and [
-            member.name for member in crew.all_resting() if member.key
+            member.name for member in supervisor.all_stopped() if member.key
         ] == [copy(0), copy(1)]
         actors.refused = {copy(1)}
         with pytest.raises(RmqError, match="control plane does not answer: c/broker-a/1"):
             await service.start_all()
         actors.refused.clear()
-        assert await service.start_all() == [copy(1)] and not crew.all_resting()
+        assert await service.start_all() == [copy(1)] and not supervisor.all_stopped()
 
     run(work())
 
@@ -248,10 +252,10 @@ def test_a_copy_that_the_supervisor_creates_while_it_is_stopped_is_gone_when_the
     actors: Actors,
 ) -> None:
     async def work() -> None:
-        crew, service = await built(Election(0))
+        supervisor, service = await built(Election(0))
         actors.kill(copy(1))
         actors.slow[copy(1)] = asyncio.Event()
-        creating = asyncio.create_task(supervised(crew))
+        creating = asyncio.create_task(supervised(supervisor))
         await asyncio.sleep(0)
         stopping = asyncio.create_task(service.stop(BROKER, 1, False))
         for _ in range(5):
@@ -260,8 +264,8 @@ def test_a_copy_that_the_supervisor_creates_while_it_is_stopped_is_gone_when_the
         actors.slow[copy(1)].set()
         await stopping
         await creating
-        assert copy(1) not in actors.alive and crew.histories()[copy(1)]["stopped"]
-        await supervised(crew)
+        assert copy(1) not in actors.alive and supervisor.histories()[copy(1)]["stopped"]
+        await supervised(supervisor)
         assert copy(1) not in actors.alive
         assert (await service.start(BROKER, 1))["was"] == "stopped"
 
@@ -275,7 +279,7 @@ def test_a_controller_that_starts_again_leaves_a_copy_that_was_stopped_meanwhile
     monkeypatch.setattr(controller, "is_restart", lambda: True)
     monkeypatch.setattr(controller, "be_urgent", lambda: None)
 
-    def member(found: Member) -> str:
+    def member(found: ActorSpec) -> str:
         return found.name
 
     async def work() -> None:

@@ -1,7 +1,7 @@
 """The actors that a cluster consists of, and how the controller keeps them alive.
 
 Decides: what each is created with; that it is killed when it hangs and created again when it is
-gone (``supervise`` has the rule). Does not decide who is master (``elections``). Called by the
+gone (``PingHistory`` has the rule). Does not decide who is master (``elections``). Called by the
 controller, in its loop.
 
 Invariants: a living actor is called by the handle that was kept, never looked up; nothing is
@@ -16,25 +16,27 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any
 
 from rmq_ray.actors import gateway, names
-from rmq_ray.actors.broker import BrokerShell
+from rmq_ray.actors.broker import BrokerShell, ReplicaShell
 from rmq_ray.actors.control.plan import ClusterPlan
+from rmq_ray.actors.gateway import Ping
 from rmq_ray.actors.hold import HoldShell
 from rmq_ray.actors.name_server import NameServerShell
-from rmq_ray.actors.replica import ReplicaShell
-from rmq_ray.actors.shell import Action, Ping, Watch
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.errors import ClusterError
 
 log = logging.getLogger("rmq_ray.controller")
 PING_TIMEOUT_S = 1.0
 GONE_MS, GONE_POLL_S = 10_000, 0.05
+MISSES_MAX = 3
+GRACE_MS = 15_000
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class ActorSpec:
     """One supervised actor: its name, its shell class, and what it is created with. ``key``: of a
     broker's store (``names.replica_key``).
     """
@@ -46,7 +48,7 @@ class Member:
     key: str | None = None
 
     @property
-    def again(self) -> Member:
+    def again(self) -> ActorSpec:
         """As it is created a second time: on its store, or at its port, or not at all."""
         if self.shell is NameServerShell:
             return replace(self, arguments=(*self.arguments[:2], True))
@@ -56,10 +58,10 @@ class Member:
         return replace(self, arguments=(config, secret, False, identity))
 
 
-def name_servers_of(plan: ClusterPlan) -> list[Member]:
+def name_servers_of(plan: ClusterPlan) -> list[ActorSpec]:
     """What everything else needs."""
     return [
-        Member(
+        ActorSpec(
             names.name_server(plan.cluster, i),
             NameServerShell,
             (config, plan.secret),
@@ -71,7 +73,7 @@ def name_servers_of(plan: ClusterPlan) -> list[Member]:
 
 def others_of(
     plan: ClusterPlan, known: Mapping[str, str], *, may_create_stores: bool
-) -> list[Member]:
+) -> list[ActorSpec]:
     """Hold services and brokers. ``known``: key -> identity of the store that must be there; who
     has none may make one, if ``may_create_stores``.
     """
@@ -80,14 +82,14 @@ def others_of(
         resource = plan.resources.get(key)
         if config.hold_link is not None:
             found.append(
-                Member(
+                ActorSpec(
                     names.hold_service(plan.cluster, key), HoldShell, (config.hold_link,), resource
                 )
             )
         shell = ReplicaShell if config.broker_name in plan.replicas else BrokerShell
         arguments = (config, plan.secret, may_create_stores and key not in known, known.get(key))
         found.append(
-            Member(
+            ActorSpec(
                 names.broker(plan.cluster, config.broker_name, config.broker_id),
                 shell,
                 arguments,
@@ -98,25 +100,73 @@ def others_of(
     return found
 
 
-class Crew:
+class SupervisorAction(Enum):
+    """What the supervisor does about a member."""
+
+    NONE = "none"
+    KILL = "kill"
+    CREATE = "create"
+
+
+@dataclass(slots=True)
+class PingHistory:
+    """What the pings of one actor said, and when to kill it: Ray restarts processes that die; it
+    never notices one that hangs (SIGSTOP, a stuck loop).
+
+    A ping has three outcomes: answered, unavailable (Ray knows that the process is gone and
+    restarts it: nothing to do), and silence. Three silences in a row earn a kill; afterwards the
+    actor has a grace period to come back.
+    """
+
+    misses: int = 0
+    grace_until_ms: float = 0.0
+    kills: int = 0
+    creations: int = 0
+
+    def observe(self, ping: Ping, now_ms: float) -> SupervisorAction:
+        """Take one outcome and say what to do now.
+
+        >>> history = PingHistory()
+        >>> [history.observe(Ping.SILENT, second * 1000).value for second in (1, 2, 3, 4)]
+        ['none', 'none', 'kill', 'none']
+        """
+        if ping is Ping.ANSWERED or ping is Ping.UNAVAILABLE:
+            self.misses = 0
+            return SupervisorAction.NONE
+        if now_ms < self.grace_until_ms:
+            return SupervisorAction.NONE
+        if ping is Ping.MISSING:
+            self.grace_until_ms = now_ms + GRACE_MS
+            self.creations += 1
+            return SupervisorAction.CREATE
+        self.misses += 1
+        if self.misses < MISSES_MAX:
+            return SupervisorAction.NONE
+        self.misses = 0
+        self.grace_until_ms = now_ms + GRACE_MS
+        self.kills += 1
+        return SupervisorAction.KILL
+
+
+class Supervisor:
     """The members that were created, with their handles and histories."""
 
     def __init__(self) -> None:
-        self._members: dict[str, Member] = {}
-        self._attached: dict[str, Member] = {}
+        self._members: dict[str, ActorSpec] = {}
+        self._attached: dict[str, ActorSpec] = {}
         self._handles: dict[str, Any] = {}
-        self._watches: dict[str, Watch] = {}
+        self._watches: dict[str, PingHistory] = {}
         self._renewed: set[str] = set()
-        self._resting: dict[str, Member] = {}
+        self._stopped: dict[str, ActorSpec] = {}
         self._making: Counter[str] = Counter()
 
-    async def create(self, member: Member) -> None:
+    async def create(self, member: ActorSpec) -> None:
         """Make this actor, or attach to the one that runs; from now on it belongs here. One that is
         stopped meanwhile is ended again.
 
         ``ClusterError`` while Ray cannot; what was stopped is stopped still.
         """
-        resting = self._resting.get(member.name)
+        stopped = self._stopped.get(member.name)
         self._making[member.name] += 1
         try:
             made = await gateway.create_in_thread(
@@ -124,15 +174,15 @@ class Crew:
             )
         finally:
             self._making[member.name] -= 1
-        if self._resting.get(member.name) is not resting:
+        if self._stopped.get(member.name) is not stopped:
             log.warning("%s was stopped while it was created: it is ended again", member.name)
             gateway.kill_worker(made)
             return
-        self._resting.pop(member.name, None)
+        self._stopped.pop(member.name, None)
         self._members[member.name], self._handles[member.name] = member.again, made
-        self._watches.setdefault(member.name, Watch())
+        self._watches.setdefault(member.name, PingHistory())
 
-    async def attach(self, member: Member) -> None:
+    async def attach(self, member: ActorSpec) -> None:
         """Keep the handle of this actor if it runs, before it can be known what it would be created
         with: it is killed when it hangs, not created.
 
@@ -143,9 +193,9 @@ class Crew:
             and (found := await gateway.find_again(member.name)) is not None
         ):
             self._attached[member.name], self._handles[member.name] = member, found
-            self._watches.setdefault(member.name, Watch())
+            self._watches.setdefault(member.name, PingHistory())
 
-    async def renew(self, member: Member) -> None:
+    async def renew(self, member: ActorSpec) -> None:
         """End this actor for good and make it anew with these arguments. ``ClusterError`` where Ray
         does not let it go in time.
         """
@@ -174,21 +224,21 @@ class Crew:
             raise ClusterError(f"{said}: try again", said)
         await asyncio.sleep(GONE_POLL_S)
 
-    def rest(self, member: Member) -> None:
+    def mark_stopped(self, member: ActorSpec) -> None:
         """It is about to be stopped: from now on it is not looked after, until it is created
         again.
         """
-        self._resting[member.name] = member
+        self._stopped[member.name] = member
         for kept in (self._members, self._attached, self._handles):
             kept.pop(member.name, None)
 
-    def resting(self, name: str) -> Member | None:
+    def stopped(self, name: str) -> ActorSpec | None:
         """A member that was stopped; None for any other."""
-        return self._resting.get(name)
+        return self._stopped.get(name)
 
-    def all_resting(self) -> list[Member]:
+    def all_stopped(self) -> list[ActorSpec]:
         """In the order in which they were stopped."""
-        return list(self._resting.values())
+        return list(self._stopped.values())
 
     def handle(self, name: str) -> Any:
         """Of a member. ``ClusterError`` where it was never created, or is stopped."""
@@ -197,11 +247,11 @@ class Crew:
             raise ClusterError(f"actor {name} was not created yet, or is stopped", name)
         return handle
 
-    def all(self) -> Iterable[Member]:
+    def all(self) -> Iterable[ActorSpec]:
         """In the order of their creation."""
         return list(self._members.values())
 
-    def supervised(self) -> Iterable[Member]:
+    def supervised(self) -> Iterable[ActorSpec]:
         """The same, and those that were only attached to."""
         return list((self._attached | self._members).values())
 
@@ -211,18 +261,18 @@ class Crew:
             name: {
                 "kills": watch.kills,
                 "creations": watch.creations,
-                "stopped": int(name in self._resting),
+                "stopped": int(name in self._stopped),
             }
             for name, watch in self._watches.items()
         }
 
-    async def look_after(self, member: Member) -> None:
+    async def look_after(self, member: ActorSpec) -> None:
         """One ping, and what follows from it."""
-        if member.name in self._renewed or member.name in self._resting:
+        if member.name in self._renewed or member.name in self._stopped:
             return
         try:
             ping = await gateway.ping_handle(self.handle(member.name), PING_TIMEOUT_S)
-            if member.name in self._resting:
+            if member.name in self._stopped:
                 return
             if (
                 ping is Ping.MISSING
@@ -237,12 +287,12 @@ class Crew:
         except ClusterError as error:
             log.warning("nothing is done about %s now: %s", member.name, error)
 
-    async def _act(self, member: Member, action: Action) -> None:
-        if action is Action.KILL:
+    async def _act(self, member: ActorSpec, action: SupervisorAction) -> None:
+        if action is SupervisorAction.KILL:
             log.error("%s did not answer three pings: killed, Ray starts it again", member.name)
             gateway.kill_handle(self.handle(member.name))
         elif (
-            action is Action.CREATE
+            action is SupervisorAction.CREATE
             and member.name in self._members
             and member.name not in self._renewed
         ):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rmq_ray.actors.control import known_stores
 from rmq_ray.errors import ConfigError
+from rmq_ray.topology import known_stores
 from rmq_ray.topology.reader import read_topology
 from rmq_ray.topology.rules import Topology
 

@@ -8,23 +8,25 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.actors.control import copies
-from rmq_ray.actors.control.plan import ClusterPlan, make_plan
+from rmq_ray.actors.control import replica_status
+from rmq_ray.actors.control.plan import ClusterPlan, StartOptions, make_plan
 from rmq_ray.config import BrokerConfig
 
 
 def plan(**changes: Any) -> list[tuple[str, BrokerConfig]]:
     made: ClusterPlan = make_plan(
         "c",
-        brokers=1,
-        name_servers=1,
-        store_path="/s",
-        flush="async",
-        foreign="closed",
+        StartOptions(
+            brokers=1,
+            name_servers=1,
+            store_path="/s",
+            flush="async",
+            foreign="closed",
+            **changes,
+        ),
         host="h",
         ports=(0, 0),
         secret=b"",
-        **changes,
     )
     return list(made.all_copies())
 
@@ -54,7 +56,7 @@ def slave(number: int, **replica: Any) -> dict[str, Any]:
 
 
 def test_a_broker_without_slaves_is_one_row() -> None:
-    found = copies.rows(plan(), {"broker-a/0": master({})}, {})
+    found = replica_status.rows(plan(), {"broker-a/0": master({})}, {})
     assert found == [
         {
             "broker": "broker-a",
@@ -70,7 +72,7 @@ def test_a_broker_without_slaves_is_one_row() -> None:
             "error": None,
         },
     ]
-    assert list(copies.too_few(plan(), found)) == []
+    assert list(replica_status.too_few(plan(), found)) == []
 
 
 def test_numbers_stay_and_ids_follow_the_roles() -> None:
@@ -79,7 +81,7 @@ def test_numbers_stay_and_ids_follow_the_roles() -> None:
         "broker-a/1": master({1: True, 2: False}),
         "broker-a/2": slave(2, lag_ms=None),
     }
-    found = copies.rows(
+    found = replica_status.rows(
         plan(replicas=2), statuses, {"broker-a": {"master": 1, "sync_state_set": [0, 1]}}
     )
     assert [
@@ -94,7 +96,7 @@ def test_numbers_stay_and_ids_follow_the_roles() -> None:
 
 
 def test_without_a_controllers_word_the_master_says_who_is_in_sync() -> None:
-    found = copies.rows(
+    found = replica_status.rows(
         plan(replicas=2),
         {"broker-a/0": master({1: True, 2: False}), "broker-a/1": slave(1), "broker-a/2": slave(2)},
         {},
@@ -123,19 +125,19 @@ def test_too_few_copies_are_told(
     replication: str, statuses: list[dict[str, Any]], in_set: list[int], said: list[str]
 ) -> None:
     brokers = plan(replicas=1, replication=replication)
-    found = copies.rows(
+    found = replica_status.rows(
         brokers,
         {f"broker-a/{number}": status for number, status in enumerate(statuses)},
         {"broker-a": {"sync_state_set": in_set}},
     )
-    assert [text for _, text in copies.too_few(brokers, found)] == said
+    assert [text for _, text in replica_status.too_few(brokers, found)] == said
 
 
 def test_a_replica_without_an_id_yet_waits_and_one_that_does_not_answer_has_no_role() -> None:
     statuses = {
         "broker-a/0": master({}, state="starting", broker_id=-1, error="StoreMissing: /s is empty")
     }
-    first, second = copies.rows(plan(replicas=1), statuses, {})
+    first, second = replica_status.rows(plan(replicas=1), statuses, {})
     assert (first["role"], first["id"], first["error"], first["in_sync"]) == (
         "waiting",
         None,
