@@ -418,10 +418,10 @@ def _tell_what_is_not_used(name: str, running: ClusterPlan, asked: StartOptions)
         "brokers": len(running.brokers),
         "replicas": len(running.replicas.get(first.broker_name, ())),
         "name_servers": len(running.name_servers),
-        "store_path": Path(first.store.path).parent,
         "flush": first.store.flush.value,
         "replication": first.replication.value,
         "foreign": first.foreign.value,
+        "store_path": Path(first.store.path).parent,
     }
     defaults = inspect.signature(start).parameters
     given = {key: getattr(asked, key) for key in has}

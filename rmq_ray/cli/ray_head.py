@@ -9,8 +9,8 @@ started in a session of the operating system's own (``setsid``), and stopping en
 ``ray.init(address="auto")`` waits for minutes where a head was killed and its address file stayed
 behind; so addresses are looked up and tried here first.
 
-Decides: that. Does not decide: when a head may be stopped (``running``). Called by: the commands.
-Linux only (reads ``/proc``).
+Decides: that. Does not decide: when a head may be stopped (``cluster``). Linux
+only (reads ``/proc``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Waiting for something to become true, with a limit and a message."""
+"""Waiting for something to become true, with a limit and a message; letting an event loop go on."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -19,3 +20,9 @@ def eventually(check: Callable[[], T], timeout_s: float = 20.0, every_s: float =
         if time.monotonic() > deadline:
             raise AssertionError(f"not true within {timeout_s} s: {value!r}")
         time.sleep(every_s)
+
+
+async def loop_turns(count: int = 1) -> None:
+    """Let the running event loop turn so often: whatever is ready goes on, and no time passes."""
+    for _ in range(count):
+        await asyncio.sleep(0)

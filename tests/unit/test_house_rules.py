@@ -111,11 +111,11 @@ def test_unit_tests_neither_sleep_nor_use_ray() -> None:
     found = []
     for path in (ROOT / "tests" / "unit").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if (
-                isinstance(node, ast.Call)
-                and ast.unparse(node.func) in {"time.sleep", "ray.init", "asyncio.sleep"}
-                and ast.unparse(node) != "asyncio.sleep(0)"
-            ):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in {
+                "time.sleep",
+                "ray.init",
+                "asyncio.sleep",
+            }:
                 found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}")
     assert not found, "\n" + "\n".join(found)
 

@@ -6,8 +6,8 @@ host that is switched off.
     start  hold service and broker are created again, on the same store, or not at all
 
 Decides in which order, and what must not be stopped without ``force``. Does not elect
-(``elections``) or make actors (``members``). Called by the controller, in its loop. Which copies
-are stopped is not kept: a controller that starts again creates them.
+(``elections``) or make actors (``supervisor``). Which copies are stopped is not kept: a controller
+that starts again creates them.
 
 Invariants: one copy at a time; what is stopped is neither killed nor created by the supervisor; on
 return of ``stop`` its process is gone and its lock free.

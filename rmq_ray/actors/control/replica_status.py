@@ -1,8 +1,7 @@
 """What people see of a broker's copies: one row for each replica, made from what actors and
 controller say of themselves.
 
-Decides: how a row is named, and when a broker has too few copies. Asks nobody. Called by
-``cluster`` and, through it, by the commands.
+Decides: how a row is named, and when a broker has too few copies. Asks nobody.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The actors that a cluster consists of, and how the controller keeps them alive.
 
 Decides: what each is created with; that it is killed when it hangs and created again when it is
-gone (``PingHistory`` has the rule). Does not decide who is master (``elections``). Called by the
-controller, in its loop.
+gone (``PingHistory`` has the rule). Does not decide who is master (``elections``). All of it runs
+in the controller's loop.
 
 Invariants: a living actor is called by the handle that was kept, never looked up; nothing is
 created or killed because Ray's control plane does not answer; a second creation never makes a new

@@ -3,18 +3,14 @@ of the nodes, without changing anything.
 
 Decides: which node a broker belongs to, whether its store is made, found or missing, whether a
 running cluster differs from the file. Does not decide: what a file may say (``topology``), and
-starts nothing (``cluster``). Called by ``cluster`` for ``plan`` and ``start_from``.
+starts nothing (``cluster``).
 
-Invariants: nothing is written anywhere; every fault is a typed error that names the line, the value
-and the remedy, and all of them are found, not only the first.
+A disk is looked at by ``look``, on the node that has it (Ray calls it there); ``judge`` says, where
+somebody plans a start, whether the broker could serve from what lies there. A store that is opened
+is asked the same questions again, under its lock (``store.tables.store_lock``).
 
-What lies in a broker's directory, and whether the broker could serve from it.
-
-``look`` runs on the node that has the disk (Ray calls it there), ``judge`` where somebody plans a
-start. Decides which disks a broker is not started on. Does not decide what is done about a store
-that is opened (``store.tables.store_lock`` asks the same questions again, under its lock).
-
-Invariant: nothing is written, made or locked.
+Invariants: nothing is written, made or locked; every fault is a typed error that names the line,
+the value and the remedy, and all of them are found, not only the first.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from rmq_ray.actors.broker import BrokerShell, ReplicaShell
 from rmq_ray.config import BrokerConfig, StoreConfig
 from rmq_ray.model.reigns import Assignment, ReplicaReport
 from rmq_ray.server.replication.leadership import Leadership
+from tests.support.waiting import loop_turns
 
 
 class Paper:
@@ -22,11 +23,6 @@ class Paper:
 
     async def attend(self, assignment: Assignment) -> ReplicaReport:
         return self.leadership.attend(assignment)
-
-
-async def settle() -> None:
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 def test_a_proposal_has_the_version_that_the_broker_took_and_none_of_an_assignment_that_it_ignored(
@@ -55,9 +51,9 @@ def test_a_proposal_has_the_version_that_the_broker_took_and_none_of_an_assignme
         await shell.attend(Assignment("b", 3, 0, "host:0", (0, 1), 2), "controller")
         await shell.attend(Assignment("b", 2, 0, "host:0", (0,), 9), "controller")  # late
         shell._leadership.propose(3, (0,))
-        await settle()
+        await loop_turns(20)
         shell._leadership.propose(2, (0, 1))  # of a reign that is over
-        await settle()
+        await loop_turns(20)
 
     asyncio.run(story())
     assert asked == [("propose", "b", 0, 3, 2, (0,))]

@@ -140,11 +140,11 @@ def test_stopping_ends_the_session_with_everything_in_it_and_nothing_else(
     monkeypatch.setattr(ray_head, "TERMINATE_MS", 300)
     stubborn = (
         "import signal, subprocess, sys; signal.signal(15, signal.SIG_IGN); "
-        "subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
+        "subprocess.run([sys.executable, '-c', 'import signal; signal.pause()'])"
     )
     leader = subprocess.Popen([sys.executable, "-c", stubborn], start_new_session=True)
     bystander = subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True
+        [sys.executable, "-c", "import signal; signal.pause()"], start_new_session=True
     )
     try:
         while sum(process.session_id == leader.pid for process in ray_head._processes()) < 2:

@@ -20,6 +20,7 @@ from rmq_ray.actors.control.plan import ClusterPlan, StartOptions, make_plan
 from rmq_ray.actors.control.supervisor import ActorSpec, Supervisor, others_of
 from rmq_ray.actors.gateway import Ping
 from rmq_ray.errors import ClusterError, PromotionRefused, RmqError
+from tests.support.waiting import loop_turns
 
 BROKER = "broker-a"
 
@@ -256,10 +257,9 @@ def test_a_copy_that_the_supervisor_creates_while_it_is_stopped_is_gone_when_the
         actors.kill(copy(1))
         actors.slow[copy(1)] = asyncio.Event()
         creating = asyncio.create_task(supervised(supervisor))
-        await asyncio.sleep(0)
+        await loop_turns()
         stopping = asyncio.create_task(service.stop(BROKER, 1, False))
-        for _ in range(5):
-            await asyncio.sleep(0)
+        await loop_turns(5)
         assert not stopping.done()
         actors.slow[copy(1)].set()
         await stopping
@@ -286,12 +286,11 @@ def test_a_controller_that_starts_again_leaves_a_copy_that_was_stopped_meanwhile
         actors.alive |= set(map(member, others_of(plan, {}, may_create_stores=False)))
         server = actors.slow[names.name_server("c", 0)] = asyncio.Event()
         shell = ControllerShell(plan)
-        for _ in range(10):
-            await asyncio.sleep(0)
+        await loop_turns(10)
         await shell.stop_copy(BROKER, 0, False)
         server.set()
         while (await shell.state())[0] != "serving":
-            await asyncio.sleep(0)
+            await loop_turns()
         assert copy(0) not in actors.alive and (await shell.members())[copy(0)]["stopped"]
         assert await shell.start_copies() == [copy(0)] and copy(0) in actors.alive
 

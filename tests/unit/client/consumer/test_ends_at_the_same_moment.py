@@ -24,7 +24,7 @@ from rmq_ray.client.push.listener_invoker import LoopListener
 from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.clock import ManualClock
 from rmq_ray.errors import ClientError
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, loop_turns
 
 MOMENT_S = 0.3  # how long the first one leaves the second one, which may have to wait for it
 WAIT_S = 20.0
@@ -211,7 +211,7 @@ def test_a_call_that_ends_in_the_last_turn_of_the_loop_is_answered() -> None:
         eventually(lambda: listener._closed)
         with listener._lock:  # the end is in the loop's line now, and this call's end behind it
             pass
-        await asyncio.sleep(0)
+        await loop_turns()
         return 7
 
     listener = LoopListener(closed_meanwhile, "loop")

@@ -24,8 +24,8 @@ class Steps:
         for number in range(count):
             threading.Thread(target=self._run, args=(queue, number), daemon=True).start()
 
-    def sleep(self, queue: ReadyQueue[int], number: int) -> None:
-        """Send a thread to sleep; it sleeps on return."""
+    def park(self, queue: ReadyQueue[int], number: int) -> None:
+        """Let a thread wait for an item; it waits on return."""
         before = len(queue._asleep)
         self._go[number].release()
         for _ in range(100_000_000):
@@ -62,12 +62,12 @@ def test_a_lone_item_wakes_the_thread_that_fell_asleep_last_and_no_other() -> No
     queue: ReadyQueue[int] = ReadyQueue()
     steps = Steps(queue, 3)
     for number in range(3):
-        steps.sleep(queue, number)
+        steps.park(queue, number)
     for item in range(4):
         queue.put(item)
         steps.told()
         assert len(queue._asleep) == 2
-        steps.sleep(queue, 2)
+        steps.park(queue, 2)
     assert steps.taken == {0: [], 1: [], 2: [0, 1, 2, 3]}
 
 
@@ -75,7 +75,7 @@ def test_a_page_of_items_wakes_as_many_threads_as_it_needs() -> None:
     queue: ReadyQueue[int] = ReadyQueue()
     steps = Steps(queue, 4)
     for number in range(4):
-        steps.sleep(queue, number)
+        steps.park(queue, number)
     queue.put_all([7, 8, 9])
     for _ in range(3):
         steps.told()

@@ -9,6 +9,7 @@ import pytest
 
 from rmq_ray.client.sending.loop_sender import LoopGroup, LoopGroups, LoopTasks
 from rmq_ray.errors import ConnectionLost, RmqError, SendError
+from tests.support.waiting import loop_turns
 
 Numbers = LoopGroups[LoopGroup[int, int], int, int]
 
@@ -30,7 +31,7 @@ def test_callers_of_a_list_whose_task_is_cancelled_before_its_first_step_get_an_
         tasks = LoopTasks()
         groups: Numbers = LoopGroups(tasks, echo, (10, 1000), lost)
         call = asyncio.create_task(ask(groups, "k", 1))
-        await asyncio.sleep(0)
+        await loop_turns()
         for leave in tasks.before_close:
             leave()
         for task in list(tasks._tasks):
@@ -46,18 +47,17 @@ def test_closing_waits_for_what_leaves_while_it_waits() -> None:
         tasks = LoopTasks()
 
         async def slow(group: LoopGroup[int, int]) -> list[int]:
-            for _ in range(5):
-                await asyncio.sleep(0)
+            await loop_turns(5)
             if group.key == "first":
                 late.append(asyncio.create_task(ask(groups, "second", 2)))
-                await asyncio.sleep(0)  # it asks
-                await asyncio.sleep(0)  # its list leaves
+                await loop_turns()  # it asks
+                await loop_turns()  # its list leaves
             return group.items
 
         late: list[asyncio.Task[int]] = []
         groups: Numbers = LoopGroups(tasks, slow, (10, 1000), lost)
         call = asyncio.create_task(ask(groups, "first", 1))
-        await asyncio.sleep(0)
+        await loop_turns()
         await tasks.close(5_000)
         assert (await call, await late[0]) == (1, 2)
 

@@ -14,6 +14,7 @@ from rmq_ray.client.sending.producer_core import LoopRouteWait
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.errors import ClientError, NoRoute
 from rmq_ray.model.ids import MessageQueue
+from tests.support.waiting import loop_turns
 
 QUEUES = [MessageQueue("orders", "broker-a", 0)]
 
@@ -59,11 +60,11 @@ def test_who_comes_while_others_are_woken_goes_on_behind_them(turns: int) -> Non
             order.append(n)
 
         tasks = [asyncio.create_task(one(0)), asyncio.create_task(one(1))]
-        await asyncio.sleep(0)
+        await loop_turns()
         lookup = finding._lookups["orders"]
         queues.go_on.set()
         while queues.looked_up is None:
-            await asyncio.sleep(0)
+            await loop_turns()
         passed = 0
         while (
             len(tasks) < 40
@@ -71,7 +72,7 @@ def test_who_comes_while_others_are_woken_goes_on_behind_them(turns: int) -> Non
             if passed >= turns or lookup.found.done():
                 tasks.append(asyncio.create_task(one(len(tasks))))
             passed += 1
-            await asyncio.sleep(0)
+            await loop_turns()
         await asyncio.gather(*tasks)
         finding.close()
         return order
@@ -85,7 +86,7 @@ def test_an_error_reaches_all_who_wait_and_the_next_one_looks_again() -> None:
         queues.fails = NoRoute("no such topic", "orders")
         finding = LoopRouteWait(cast(Any, queues))
         waiting = [asyncio.create_task(finding.queues("orders", 5_000.0)) for _ in range(3)]
-        await asyncio.sleep(0)
+        await loop_turns()
         waiting[1].cancel()
         queues.go_on.set()
         ends = await asyncio.gather(*waiting, return_exceptions=True)
@@ -102,7 +103,7 @@ def test_closing_tells_who_waits() -> None:
         queues = Queues()
         finding = LoopRouteWait(cast(Any, queues))
         waiting = asyncio.create_task(finding.queues("orders", 5_000.0))
-        await asyncio.sleep(0)
+        await loop_turns()
         finding.close()
         queues.go_on.set()
         with pytest.raises(ClientError, match="closed"):

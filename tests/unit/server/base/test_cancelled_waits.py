@@ -19,13 +19,9 @@ from rmq_ray.remoting.wire.replicas import LogPiece, pack_piece
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.broker.registration import Registration
 from rmq_ray.server.slave.replica_stream import ReplicaStream, Threads
+from tests.support.waiting import loop_turns
 
 TURNS = range(6)
-
-
-async def turns(count: int) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 def no_tables() -> tuple[dict[str, TopicConfig], DataVersion]:
@@ -48,9 +44,9 @@ def test_a_registration_stops_also_while_it_is_told_of_a_change(count: int) -> N
             fatal.append,
         )
         told.start()
-        await turns(20)
+        await loop_turns(20)
         told.changed()
-        await turns(count)
+        await loop_turns(count)
         stopping = asyncio.create_task(told.stop())
         await asyncio.wait([stopping], timeout=2)
         return stopping.done() and not fatal
@@ -99,10 +95,10 @@ def test_a_stream_that_is_cancelled_while_its_disk_fails_is_cancelled(count: int
             False,
         )
         task = asyncio.create_task(stream.run())
-        await turns(20)
+        await loop_turns(20)
         assert disk.polls == 2
         disk.fails.set()
-        await turns(count)
+        await loop_turns(count)
         was_asked = task.cancel()
         await asyncio.wait([task], timeout=2)
         return was_asked, task.cancelled()

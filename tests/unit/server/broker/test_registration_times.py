@@ -16,6 +16,7 @@ from rmq_ray.errors import ConnectFailed, StoreNotReady
 from rmq_ray.model.topics import DataVersion, TopicConfig
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.broker.registration import Registration
+from tests.support.waiting import loop_turns
 
 DEFAULT_MS = BrokerConfig(StoreConfig("/s")).register_interval_ms
 Turn = Callable[[], None]
@@ -133,7 +134,7 @@ def test_a_changed_topic_is_told_without_waiting_for_the_next_turn() -> None:
 
         told._register = register  # type: ignore[method-assign,assignment]
         told.start()
-        await asyncio.sleep(0)
+        await loop_turns()
         told.changed()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(5):

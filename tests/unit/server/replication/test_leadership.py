@@ -14,6 +14,7 @@ from rmq_ray.errors import StoreFailed
 from rmq_ray.model.reigns import Assignment, ReplicaReport, Role
 from rmq_ray.protocol.election.replication import LEASE_MS
 from rmq_ray.server.replication.leadership import NO_ID, Leadership
+from tests.support.waiting import loop_turns
 
 ADDRESSES = {number: f"10.0.0.{number}:10911" for number in range(3)}
 
@@ -78,11 +79,6 @@ def told(
     )
 
 
-async def settle() -> None:
-    for _ in range(20):
-        await asyncio.sleep(0)
-
-
 def play(
     story: Callable[[Leadership, PaperTransition, ManualClock], Awaitable[None]],
     transition: PaperTransition | None = None,
@@ -94,7 +90,7 @@ def play(
             transition or PaperTransition(),
         )
         leadership.begin(made, clock, pytest.fail)
-        await settle()
+        await loop_turns(20)
         await story(leadership, made, clock)
         await leadership.end()
 
@@ -107,16 +103,16 @@ def test_it_follows_whoever_the_newest_assignment_names_and_repeats_change_nothi
     ) -> None:
         for _ in range(3):
             leadership.attend(told(1, 0))
-            await settle()
+            await loop_turns(20)
         assert transition.done == [("follow", 1, ADDRESSES[0], 1)]
         leadership.attend(told(1, 0, version=4))
         leadership.attend(told(1, 0, version=2))
-        await settle()
+        await loop_turns(20)
         assert len(transition.done) == 1 and leadership.assignment == told(1, 0, version=4)
         leadership.attend(told(2, 2))
-        await settle()
+        await loop_turns(20)
         leadership.attend(told(1, 0, version=9))
-        await settle()
+        await loop_turns(20)
         assert transition.done[1:] == [("follow", 2, ADDRESSES[2], 2)]
 
     play(story)
@@ -127,7 +123,7 @@ def test_it_is_promoted_once_an_epoch_and_hears_of_its_set() -> None:
         leadership: Leadership, transition: PaperTransition, _clock: ManualClock
     ) -> None:
         assert leadership.attend(told(1, 1)).role is Role.SLAVE
-        await settle()
+        await loop_turns(20)
         assert (
             transition.done == [("rest",), ("reopen", 0, 1)]
             and leadership.leads(1)
@@ -147,10 +143,10 @@ def test_an_epoch_that_its_log_has_already_makes_it_no_master() -> None:
         leadership: Leadership, transition: PaperTransition, _clock: ManualClock
     ) -> None:
         leadership.attend(told(3, 1))
-        await settle()
+        await loop_turns(20)
         assert transition.done == [] and leadership.report().role is Role.SLAVE
         leadership.attend(told(4, 1))
-        await settle()
+        await loop_turns(20)
         assert transition.done[-1] == ("reopen", 0, 4)
 
     play(story, PaperTransition(end=100, newest_epoch=3))
@@ -161,13 +157,13 @@ def test_a_later_epoch_ends_the_reign_at_once_and_a_follower_is_opened() -> None
         leadership: Leadership, transition: PaperTransition, _clock: ManualClock
     ) -> None:
         leadership.attend(told(1, 1))
-        await settle()
+        await loop_turns(20)
         transition.done.clear()
         assert leadership.attend(told(2, 0)).role is Role.WAITING
         assert transition.done == [("depose",)] and not leadership.leads(1), (
             "before anything is awaited"
         )
-        await settle()
+        await loop_turns(20)
         assert (
             transition.done
             == [("depose",), ("reopen", NO_ID, None), ("follow", 1, ADDRESSES[0], 2)]
@@ -182,7 +178,7 @@ def test_a_fence_stops_a_follower_before_it_returns_and_lower_epochs_count_no_mo
         leadership: Leadership, transition: PaperTransition, clock: ManualClock
     ) -> None:
         leadership.attend(told(1, 0))
-        await settle()
+        await loop_turns(20)
         leadership.promise()
         clock.advance_ms(500)
         report = await leadership.fence(2)
@@ -192,10 +188,10 @@ def test_a_fence_stops_a_follower_before_it_returns_and_lower_epochs_count_no_mo
             and report.promise_ms == LEASE_MS - 500
         )
         leadership.attend(told(1, 1, version=8))
-        await settle()
+        await loop_turns(20)
         assert transition.done[-1] == ("rest",), "an old assignment"
         leadership.attend(told(2, 0))
-        await settle()
+        await loop_turns(20)
         await leadership.fence(2)
         assert transition.done[-1] == ("follow", 1, ADDRESSES[0], 2), (
             "a fence of the epoch that is followed is only a question"
@@ -210,11 +206,11 @@ def test_a_fence_that_comes_while_it_is_promoted_ends_the_reign_as_it_begins() -
     ) -> None:
         transition.block = asyncio.Event()
         leadership.attend(told(1, 1))
-        await settle()
+        await loop_turns(20)
         assert leadership.report().role is Role.WAITING
         await leadership.fence(2)
         transition.block.set()
-        await settle()
+        await loop_turns(20)
         assert (
             not leadership.leads(1)
             and transition.done[-1] == ("reopen", NO_ID, None)
@@ -229,16 +225,16 @@ def test_a_master_whose_store_fails_or_never_opens_becomes_a_follower() -> None:
         leadership: Leadership, transition: PaperTransition, _clock: ManualClock
     ) -> None:
         leadership.attend(told(1, 1))
-        await settle()
+        await loop_turns(20)
         leadership.store_lost()
-        await settle()
+        await loop_turns(20)
         assert (
             transition.done[-1] == ("reopen", NO_ID, None)
             and leadership.report().role is Role.SLAVE
         )
         transition.fails.append(StoreFailed("no disk"))
         leadership.attend(told(2, 1))
-        await settle()
+        await loop_turns(20)
         report = leadership.report()
         assert report.role is Role.WAITING and "no disk" in report.error
 
@@ -250,7 +246,7 @@ def test_sends_are_held_for_a_while_and_only_under_the_epoch_that_is_meant() -> 
         leadership: Leadership, _transition: PaperTransition, clock: ManualClock
     ) -> None:
         leadership.attend(told(1, 1))
-        await settle()
+        await loop_turns(20)
         leadership.hold_sends(2, 1_000)
         assert not leadership.holds
         leadership.hold_sends(1, 1_000)
@@ -278,10 +274,10 @@ def test_a_second_fence_reports_only_when_the_polls_that_the_first_stops_have_st
         leadership: Leadership, transition: PaperTransition, _clock: ManualClock
     ) -> None:
         leadership.attend(told(1, 0))
-        await settle()
+        await loop_turns(20)
         transition.slow = asyncio.Event()
         fences = [asyncio.create_task(leadership.fence(epoch)) for epoch in (2, 2, 3)]
-        await settle()
+        await loop_turns(20)
         assert not [fence for fence in fences if fence.done()]
         transition.slow.set()
         await asyncio.gather(*fences)
