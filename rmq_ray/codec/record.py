@@ -33,7 +33,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rmq_ray.clock import local_month_ms
 from rmq_ray.codec.compression import decompress
 from rmq_ray.errors import BodyUnreadable, StoreCorrupt
 from rmq_ray.model.checksum import crc32
@@ -102,7 +101,6 @@ __all__ = [
     "TOPIC_BYTES_MAX",
     "Record",
     "RecordParts",
-    "UniqueKeys",
     "body_crc",
     "decode_record",
     "encode_record",
@@ -467,43 +465,3 @@ def parse_offset_message_id(message_id: str) -> tuple[str, int, int]:
         raise ValueError(f"{message_id!r} is not an offset message id of 32 or 56 hex digits")
     host, port = unpack_host(packed[:-8])
     return host, port, struct.unpack(">q", packed[-8:])[0]
-
-
-class UniqueKeys:
-    """RocketMQ's UNIQ_KEY: 4 address bytes, 2 of the process id, 4 that tell instances apart, 4 of
-    time, 2 of a counter, as 32 upper-case hex digits (store-format 9.2). Time is ms since the local
-    month began. Not thread-safe.
-
-    >>> UniqueKeys("192.168.0.10", 15956, 0x18B4AAC2).fixed
-    'C0A8000A3E5418B4AAC2'
-    """
-
-    __slots__ = ("_counter", "_month_end_ms", "_month_start_ms", "fixed")
-
-    def __init__(self, host: str, process_id: int, discriminator: int) -> None:
-        address = pack_host_v4(host, 0)[:4]
-        self.fixed = (
-            (address + (process_id & 0xFFFF).to_bytes(2) + (discriminator & 0xFFFFFFFF).to_bytes(4))
-            .hex()
-            .upper()
-        )
-        self._counter = 0
-        self._month_start_ms = self._month_end_ms = 0
-
-    def next(self, now_ms: int) -> str:
-        """One key."""
-        counter = self._counter
-        self._counter = (counter + 1) & 0xFFFF
-        return f"{self.fixed}{self._since_month(now_ms):08X}{counter:04X}"
-
-    def take(self, now_ms: int, count: int) -> list[str]:
-        """``count`` keys in a row (up to 65,536)."""
-        head = f"{self.fixed}{self._since_month(now_ms):08X}"
-        first = self._counter
-        self._counter = (first + count) & 0xFFFF
-        return [f"{head}{n & 0xFFFF:04X}" for n in range(first, first + count)]
-
-    def _since_month(self, now_ms: int) -> int:
-        if not self._month_start_ms <= now_ms < self._month_end_ms:
-            self._month_start_ms, self._month_end_ms = local_month_ms(now_ms)
-        return (now_ms - self._month_start_ms) & 0xFFFFFFFF

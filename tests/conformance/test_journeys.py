@@ -18,8 +18,8 @@ from tools.shape import journeys_of
 
 LISTED = journeys_of(ROOT / "docs" / "data-flow.md")
 SEND, PULL, READ, START, UNDERFOOT = LISTED
-EVER = "ever"
-LIMITS = {SEND: 33, PULL: 28, READ: 14, START: 20}
+EVER, ANYWAY = "ever", "anyway"
+LIMITS = {SEND: 33, PULL: 27, READ: 14, START: 20}
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +39,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
         for _ in range(10):
             send()
         sent = files.always(send)
+        anyway = set(files.during(lambda: time.sleep(1)))  # timers, which a slow step always meets
         with PushConsumer(
             "billing",
             listener=lambda _messages, _ctx: came.set(),
@@ -56,7 +57,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
             for _ in range(5):
                 woken()
             pulled = files.always(woken)
-    return {SEND: set(sent), PULL: set(pulled) - set(sent), EVER: files.ever}
+            anyway |= set(files.during(lambda: time.sleep(1)))
+    return {SEND: set(sent), PULL: set(pulled) - set(sent), EVER: files.ever, ANYWAY: anyway}
 
 
 @pytest.mark.parametrize("journey", [SEND, PULL])
@@ -64,7 +66,7 @@ def test_the_files_that_run_are_those_that_the_page_lists(
     journey: str, run: dict[str, set[str]]
 ) -> None:
     listed, ran = set(LISTED[journey]), run[journey] - set(LISTED[UNDERFOOT])
-    assert ran - listed == set(), "ran, and not listed"
+    assert ran - listed - run[ANYWAY] == set(), "ran, and not listed"
     assert listed - run[EVER] == set(), "listed, and did not run"
 
 

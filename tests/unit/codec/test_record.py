@@ -10,7 +10,6 @@ from rmq_ray.codec.record import (
     HEADER,
     RECORD_HEADER,
     Record,
-    UniqueKeys,
     body_crc,
     decode_record,
     encode_record,
@@ -188,13 +187,3 @@ def test_offset_message_ids_are_hex_of_host_and_offset() -> None:
     for wrong in ("0A", "zz" * 16, ""):
         with pytest.raises(ValueError):
             parse_offset_message_id(wrong)
-
-
-def test_unique_keys_carry_host_process_time_and_counter() -> None:
-    keys = UniqueKeys("192.168.0.10", 15956, 0x18B4AAC2)
-    now_ms = 1_700_000_000_000
-    first, second = keys.take(now_ms, 2)
-    assert first[:20] == "C0A8000A3E5418B4AAC2" and first[28:] == "0000" and second[28:] == "0001"
-    assert int(keys.next(now_ms + 5)[20:28], 16) == int(first[20:28], 16) + 5
-    assert len({*keys.take(now_ms, 65_536)}) == 65_536
-    assert all(len(key) == 32 for key in (first, second))

@@ -6,7 +6,12 @@ import threading
 
 import pytest
 
-from rmq_ray.client.instance.identity import LOOK_EVERY, SEQUENCE_SPAN_MAX, ProducerIdentity
+from rmq_ray.client.instance.identity import (
+    LOOK_EVERY,
+    SEQUENCE_SPAN_MAX,
+    ProducerIdentity,
+    UniqueKeys,
+)
 from rmq_ray.errors import BrokerBusy
 
 WINDOW = 1_024  # a broker's window of frames per producer
@@ -61,3 +66,13 @@ def test_who_is_held_back_goes_on_when_the_old_frame_is_resolved() -> None:
     for _ in range(2 * WINDOW):
         identity.release(identity.take(5_000))
     assert identity.take(10).sequence == 2 * WINDOW + 1
+
+
+def test_unique_keys_carry_host_process_time_and_counter() -> None:
+    keys = UniqueKeys("192.168.0.10", 15956, 0x18B4AAC2)
+    now_ms = 1_700_000_000_000
+    first, second = keys.take(now_ms, 2)
+    assert first[:20] == "C0A8000A3E5418B4AAC2" and first[28:] == "0000" and second[28:] == "0001"
+    assert int(keys.next(now_ms + 5)[20:28], 16) == int(first[20:28], 16) + 5
+    assert len({*keys.take(now_ms, 65_536)}) == 65_536
+    assert all(len(key) == 32 for key in (first, second))
