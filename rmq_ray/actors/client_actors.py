@@ -1,13 +1,9 @@
-"""Producer and push consumer as Ray actors.
+"""Producer and push consumer as Ray actors: ``ProducerActor`` and ``ConsumerActor``.
 
-``ProducerActor`` is for scripts that want sending off their own process, and for many senders on
-many nodes: methods take and return plain values; message bodies travel once, as bytes, over the
-actor call. Work that can run inside the actor goes there with ``run``: the function gets the
-producer and sends as fast as it can encode. Futures and transactions live there only.
-
-``ConsumerActor`` runs its listener inside the actor; several actors of one group share the queues.
-The listener is a callable ``(messages, ctx)``, or a class of which the actor makes one object with
-``listener_args``: then it may keep state, and ``ask`` calls its methods.
+Each is one client in a process of its own. They decide nothing: arguments, results and errors are
+those of ``Producer`` and ``PushConsumer``, as far as they can be pickled. Errors are raised by
+``ray.get``, as themselves: ``except rmq.SendError`` catches them. Those of the constructor come
+from the first call, as ``ray.exceptions.ActorDiedError`` with their text in it; await ``ping``.
 """
 
 from __future__ import annotations
@@ -26,46 +22,73 @@ SHUTDOWN_TIMEOUT_MS = 10_000
 
 
 class ProducerShell:
-    """``ProducerActor.options(...).remote(group, cluster=...)``; takes what ``Producer`` takes."""
+    """A producer in an actor: sends off the caller's process, or from many nodes.
+
+        producer = rmq.ProducerActor.options(num_cpus=0).remote("web", cluster="default")
+        result = ray.get(producer.send.remote("orders", b"3 apples", tag="paid"))
+        ray.get(producer.run.remote(measure, 1_000))  # measure(producer, 1_000) in the actor
+        ray.get(producer.close.remote())
+
+    ``group`` and ``settings``: what ``Producer`` takes (``cluster``, ``send_timeout_ms``, ...).
+    ``options(...)`` takes Ray's: ``num_cpus``, ``resources`` for a node, ``name``,
+    ``max_concurrency`` for calls at once (1; the producer is thread-safe). Bodies travel once, as
+    bytes, over the call. An actor that dies takes what it was sending with it: whether that is
+    stored nobody knows, and Ray's ``max_task_retries`` may store it twice.
+    """
 
     def __init__(self, group: str = "DEFAULT_PRODUCER_RMQ_RAY", **settings: Any) -> None:
         self._producer = Producer(group, **settings)
         self._producer.start()
 
     def ping(self) -> str:
-        """Answers once the actor is connected."""
+        """``"running"``, once the producer is connected."""
         return "running"
 
-    def send(self, topic: str | Message, body: bytes | None = None, **options: Any) -> SendResult:
-        """One message; see ``Producer.send``."""
-        return self._producer.send(topic, body, **options)
+    def send(
+        self, topic_or_message: str | Message, body: bytes | None = None, **options: Any
+    ) -> SendResult:
+        """Send one message and wait until the broker has it. ``options``, ``timeout`` (s) among
+        them, and errors: ``Producer.send``.
+        """
+        return self._producer.send(topic_or_message, body, **options)
 
     def send_batch(self, messages: Sequence[Message], **options: Any) -> list[SendResult]:
-        """Many messages of one topic; see ``Producer.send_batch``."""
+        """Send messages of one topic to one queue; one result for each frame, whose ``count`` is
+        its messages. Options and errors: ``Producer.send_batch``.
+        """
         return self._producer.send_batch(messages, **options)
 
     def send_arrow(self, topic: str, data: Any, **options: Any) -> list[SendResult]:
-        """The rows of a ``pyarrow.Table`` or ``RecordBatch``, which Ray hands over without a copy;
-        see ``Producer.send_arrow``.
+        """Send the rows of a ``pyarrow.Table`` or ``RecordBatch``, which Ray hands over without a
+        copy on one node. Columns, results and errors: ``Producer.send_arrow``.
         """
         return self._producer.send_arrow(topic, data, **options)
 
-    def request(self, topic: str, body: bytes, **options: Any) -> MessageExt:
-        """A message and the reply to it; see ``Producer.request``."""
-        return self._producer.request(topic, body, **options)
+    def request(
+        self, topic_or_message: str | Message, body: bytes | None = None, **options: Any
+    ) -> MessageExt:
+        """Send one message and wait for the reply of a consumer, ``timeout`` s (3) in all.
+        ``RequestTimeout`` when none came; see ``Producer.request``.
+        """
+        return self._producer.request(topic_or_message, body, **options)
 
     def recall_message(self, topic: str, recall_handle: str, **options: Any) -> str:
-        """Take back a message that waits; see ``Producer.recall_message``."""
+        """Take back a message that waits for its time; its message id. ``RecallFailed`` when it is
+        too late; see ``Producer.recall_message``.
+        """
         return self._producer.recall_message(topic, recall_handle, **options)
 
     def run(self, work: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """Call ``work(producer, *arguments, **options)`` inside the actor and return its result,
-        which must be picklable.
+        """Call ``work(producer, *arguments, **options)`` inside the actor: as many sends as it
+        likes for one call to the actor, with futures, transactions and all else that a ``Producer``
+        has. Returns its result, which must be picklable; what it raises is raised.
         """
         return work(self._producer, *arguments, **options)
 
     def close(self) -> None:
-        """Send what lingers and unregister."""
+        """Send what lingers and leave the group. The actor stays, its sends are ``ClientError``;
+        ``ray.kill`` or the last handle's end ends it.
+        """
         self._producer.close()
 
 
@@ -73,8 +96,26 @@ ProducerActor = ray.remote(ProducerShell)
 
 
 class ConsumerShell:
-    """``ConsumerActor.options(...).remote(group, listener=..., subscriptions={...})``; takes what
-    ``PushConsumer`` takes.
+    """A push consumer in an actor; actors of one group share the queues.
+
+        class Totals:
+            def __init__(self, start): self.total = start
+            def __call__(self, messages, ctx): self.total += len(messages)
+            def value(self): return self.total
+
+        consumer = rmq.ConsumerActor.options(num_cpus=0.5).remote(
+            "billing", Totals, {"orders": "paid"}, listener_args=[0], start_from="first"
+        )
+        ray.get(consumer.ask.remote("value"))
+        ray.get(consumer.stop.remote(timeout_s=30))
+
+    ``listener``: a callable ``(messages, ctx)``, or a class of such: the actor makes one object of
+    it with ``listener_args``, which may keep state. ``subscriptions``: topic -> filter, and
+    ``settings``: what ``PushConsumer`` takes. ``concurrency`` threads (20) call the listener,
+    ``ask`` and ``stats`` run beside them: guard what they share with a lock. An actor that dies or
+    goes out of scope leaves the group; what it had not finished comes to the others. Many actors
+    that shall be scaled and restarted: ``rmq_ray.consumer``. Raises ``ConfigError`` or
+    ``ClientError`` for wrong arguments.
     """
 
     def __init__(
@@ -99,22 +140,28 @@ class ConsumerShell:
         self._consumer.start()
 
     def ping(self) -> str:
-        """Answers once the actor is connected."""
+        """``"running"``, once the consumer has joined its group; queues come with the next
+        rebalance.
+        """
         return "running"
 
     def stats(self) -> dict[str, Any]:
-        """Counters of the consumer; see ``PushConsumer.stats``."""
+        """Counters in messages since the start, and the queues held now; see
+        ``PushConsumer.stats``.
+        """
         return self._consumer.stats()
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """Call a public method of the listener object and return its result."""
+        """Call a public method of the listener object and return its result, which must be
+        picklable. ``ClientError`` when it has none of this name.
+        """
         if method.startswith("_") or not hasattr(self._listener, method):
             raise ClientError(f"the listener has no public method {method!r}", method)
         return getattr(self._listener, method)(*arguments)
 
     def stop(self, timeout_s: float = 30.0) -> bool:
         """Finish running listeners, commit their offsets and leave the group. False when one still
-        ran after ``timeout_s``.
+        ran after ``timeout_s``: its messages come again. The actor stays for ``ask``.
         """
         return self._consumer.stop(int(timeout_s * 1000))
 

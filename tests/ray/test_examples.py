@@ -18,6 +18,15 @@ def test_workers_bill_every_invoice(mq: rmq.Cluster) -> None:
     assert workers.main(mq.name) == 0
 
 
+def test_actors_send_and_count_every_visit(mq: rmq.Cluster) -> None:
+    from examples import actors
+
+    pages, complaint = actors.main(mq.name)
+    assert pages.total() == actors.SENDERS * actors.VISITS + 1
+    assert pages["home"] == pages["shop"] + 1 == pages["help"] + 1
+    assert "no public method 'page'" in complaint
+
+
 def test_jobs_are_done_by_more_workers_than_queues(mq: rmq.Cluster) -> None:
     from examples import jobs
 

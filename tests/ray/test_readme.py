@@ -14,22 +14,13 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from rmq_ray.cli.main import main
+from tests.support.pages import ROOT, block
 
-ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
 
 
-def block(heading: str, number: int = 0, language: str = "python") -> str:
-    """The code block ``number`` of a language under a heading."""
-    section = re.split(
-        r"^## ", README.partition(f"## {heading}\n")[2], maxsplit=1, flags=re.MULTILINE
-    )[0]
-    blocks = re.findall(r"^```(\w*)\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
-    return [text for found, text in blocks if found == language][number]
-
-
 def test_the_quick_start_runs_verbatim_and_prints_what_its_comments_say(tmp_path: Path) -> None:
-    code = block("Quick start")
+    code = block("README.md", "Quick start")
     assert len(code.splitlines()) <= 25
     environment = {
         **os.environ,
@@ -61,7 +52,7 @@ def test_the_quick_start_runs_verbatim_and_prints_what_its_comments_say(tmp_path
 def test_the_commands_are_known_with_these_options() -> None:
     lines = [
         line.partition("#")[0].rpartition("|")[2]
-        for line in block("Quick start", 0, "").splitlines()
+        for line in block("README.md", "Quick start", 0, "").splitlines()
         if "rmq-ray" in line
     ]
     assert len(lines) == 5
@@ -76,7 +67,7 @@ def test_the_commands_are_known_with_these_options() -> None:
 
 def test_the_two_commands_are_targets_of_the_makefile() -> None:
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
-    assert [line.split()[1] for line in block("Two commands", 0, "").splitlines()] == [
+    assert [line.split()[1] for line in block("README.md", "Two commands", 0, "").splitlines()] == [
         "demo",
         "test",
     ]

@@ -1,0 +1,47 @@
+"""Programs on the pages run as they stand there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import ray
+from ray.exceptions import ActorDiedError
+
+import rmq_ray as rmq
+from tests.support.pages import block
+
+WORKERS, SINGLE = "docs/workers.md", "Single actors"
+
+
+def run(program: str) -> dict[str, Any]:
+    """The names that a program leaves behind. Its classes and functions travel to actors by value,
+    as those of a script do.
+    """
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec(program, namespace)  # our own page
+    return namespace
+
+
+def test_single_actors_send_and_add_up_what_comes(start: Callable[..., rmq.Cluster]) -> None:
+    start(name="default").admin.create_topic("amounts", queues=4)
+    names = run(block(WORKERS, SINGLE))
+    assert names["result"].status is rmq.SendStatus.SEND_OK
+    assert ray.get(names["consumer"].ask.remote("value")) == 1_000 + sum(range(101))
+    with pytest.raises(rmq.ClientError, match="SHUTDOWN_ALREADY|closed"):
+        ray.get(names["producer"].send.remote("amounts", b"late"))
+
+
+@pytest.mark.parametrize(
+    ("listener", "settings", "said"),
+    [(7, {}, "is not callable"), (len, {"no_such_setting": 1}, "no_such_setting")],
+)
+def test_an_actor_that_cannot_be_made_says_why_to_the_first_call(
+    mq: rmq.Cluster, listener: Any, settings: dict[str, Any], said: str
+) -> None:
+    actor = rmq.ConsumerActor.options(num_cpus=0).remote(
+        "nobody", listener, {"amounts": "*"}, cluster=mq.name, **settings
+    )
+    with pytest.raises(ActorDiedError, match=said):
+        ray.get(actor.ping.remote())
