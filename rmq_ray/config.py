@@ -162,6 +162,9 @@ class StoreConfig(_Group):
     disk_delete_ratio: float = 0.75  # diskMaxUsedSpaceRatio
     disk_force_ratio: float = 0.85
     disk_full_ratio: float = 0.90
+    # ours: on a large disk a tenth is plenty. Writes are refused beneath this as well as over the
+    # ratio, segments of any age go beneath twice this: a few segments of 1 GiB
+    disk_free_bytes_min: int = 4 * GIB
     delete_files_max: int = 10  # a cycle
     check_crc_on_recover: bool = True
     # posix_fallocate of the next segment: fdatasync is 4 times as fast, no SIGBUS, no surprise
@@ -212,6 +215,7 @@ class StoreConfig(_Group):
             transient_buffer_bytes=(4_096, GIB),
             checkpoint_interval_ms=(1, DAY_MS),
             checkpoint_bytes=(4_096, 1 << 40),
+            disk_free_bytes_min=(0, 1 << 60),
             segment_bytes=(4_096, (1 << 31) - 4096),
             deduplication_frames=(DEDUPLICATION_FRAMES, 1 << 20),
             deduplication_keep_ms=(1, DAY_MS),

@@ -21,6 +21,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from rmq_ray.errors import (
@@ -230,6 +231,17 @@ class File:
         self.close()
 
 
+@dataclass(frozen=True, slots=True)
+class DiskSpace:
+    """The room on a disk: the used share, 0.0 to 1.0, and what is free, in bytes."""
+
+    used_ratio: float
+    free_bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.used_ratio:.0%} used, {self.free_bytes / (1 << 30):.1f} GiB free"
+
+
 class DirectoryLock:
     """An exclusive lock held until ``release`` or the death of the process."""
 
@@ -372,13 +384,12 @@ class FileSystem:
         finally:
             os.close(fd)
 
-    def disk_ratio(self, path: str) -> float:
-        """Used share of the disk that holds ``path``, 0.0 to 1.0, as an unprivileged user
-        sees it.
-        """
+    def disk_space(self, path: str) -> DiskSpace:
+        """The room on the disk that holds ``path``, as an unprivileged user sees it."""
         stat = self._call("statvfs", path, lambda: os.statvfs(path))
         usable = stat.f_blocks - stat.f_bfree + stat.f_bavail
-        return (stat.f_blocks - stat.f_bfree) / usable if usable else 1.0
+        used_ratio = (stat.f_blocks - stat.f_bfree) / usable if usable else 1.0
+        return DiskSpace(used_ratio, stat.f_bavail * stat.f_frsize)
 
     def file_size(self, path: str) -> int:
         """Size in bytes without opening."""

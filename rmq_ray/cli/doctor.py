@@ -21,6 +21,8 @@ from rmq_ray.cli import output, ray_head
 from rmq_ray.cli.context import Options, first_line, pass_options, told
 from rmq_ray.config import GIB, StoreConfig, environment
 from rmq_ray.errors import RmqError, SparkError
+from rmq_ray.files import DiskSpace
+from rmq_ray.store.reading.retention import Room, room_on
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 PYTHONS = ((3, 11), (3, 12))
@@ -174,22 +176,15 @@ def _disk(store: Path) -> Check:
             f"{there} cannot be written",
             "choose another --store, or give this user write permission",
         )
-    if used >= limits.disk_full_ratio or usage.free < FREE_BYTES_MIN:
-        return (
-            "disk",
-            FAIL,
-            said,
-            f"brokers refuse sends from {limits.disk_full_ratio:.0%} on and need "
-            f"{FREE_BYTES_MIN // GIB} GiB: free space",
-        )
-    if used >= limits.disk_delete_ratio:
-        return (
-            "disk",
-            WARN,
-            said,
-            f"from {limits.disk_delete_ratio:.0%} on the oldest segments are deleted early: "
-            f"free space",
-        )
+    full = (
+        f"sends are refused over {limits.disk_full_ratio:.0%} with less than "
+        f"{limits.disk_free_bytes_min / GIB:.0f} GiB free: free space"
+    )
+    room = room_on(DiskSpace(used, usage.free), limits)
+    if room is Room.FULL or usage.free < FREE_BYTES_MIN:
+        return "disk", FAIL, said, full
+    if room is Room.SHORT:
+        return "disk", WARN, said, f"{full} before the oldest segments go early"
     return "disk", OK, said, ""
 
 

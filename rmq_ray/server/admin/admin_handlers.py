@@ -99,7 +99,7 @@ class AdminHandlers:
     def runtime_info(self, command: Command, peer: Peer) -> Command:
         """28: RocketMQ's table of runtime values (protocol-behaviour 25)."""
         store, counters, now_ms = self._store(), self._counters, self._clock.now_ms()
-        ratio = f"{self._files.disk_ratio(self._config.store.path):.4f}"
+        ratio = f"{self._files.disk_space(self._config.store.path).used_ratio:.4f}"
         puts, gets, misses = self._rate.put_tps(), self._rate.get_tps(), self._rate.miss_tps()
         table = {
             "bootTimestamp": self._identity.boot_ms,

@@ -28,7 +28,7 @@ from rmq_ray.server.base.offload import Offload
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.tables.offset_table import OffsetTable
 from rmq_ray.store.front.message_store import MessageStore
-from rmq_ray.store.reading.retention import RetentionReport
+from rmq_ray.store.reading.retention import RetentionReport, Room
 
 log = logging.getLogger("rmq_ray.server")
 FIRST_CLEAN_MS, CLEAN_MS = 60_000, 10_000  # cleanResourceInterval
@@ -55,6 +55,7 @@ class Upkeep:
         self._clock = clock
         self._offload = offload
         self._running = False
+        self._room = Room.ENOUGH
         self._minima: Minima = {}
         self._expired: dict[tuple[str, str], int] = {}
         self.total = 0
@@ -103,18 +104,32 @@ class Upkeep:
             self._keeper.check(outcome)
         elif isinstance(outcome, Exception):
             raise outcome
-        elif (
-            isinstance(outcome, RetentionReport)
-            and outcome.segments
-            and self._keeper.store is not None
-        ):
-            log.info(
-                "retention removed %d segments (%s): the log begins at %d now",
-                outcome.segments,
-                outcome.reason.value,
-                outcome.begin,
+        elif isinstance(outcome, RetentionReport):
+            self._tell_room(outcome)
+            if outcome.segments and self._keeper.store is not None:
+                log.info(
+                    "retention removed %d segments (%s): the log begins at %d now",
+                    outcome.segments,
+                    outcome.reason.value,
+                    outcome.begin,
+                )
+                self._account(self._keeper.store)
+
+    def _tell_room(self, report: RetentionReport) -> None:
+        """One line when the disk comes near to being full, when it is, and when that ends."""
+        before, self._room = self._room, report.room
+        if self._room is before:
+            return
+        if self._room is Room.FULL:
+            log.error("the disk is full (%s): sends are refused until space is freed", report.disk)
+        elif self._room is Room.SHORT:
+            log.warning(
+                "the disk fills up (%s): first the oldest segments go, whatever their age, then "
+                "sends are refused; free space or add a larger disk",
+                report.disk,
             )
-            self._account(self._keeper.store)
+        else:
+            log.info("the disk has room again (%s)", report.disk)
 
     def _account(self, store: MessageStore) -> None:
         """Which progress of groups lies before the queues' beginnings now."""

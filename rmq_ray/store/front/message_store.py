@@ -34,7 +34,7 @@ import numpy as np
 from rmq_ray.clock import Clock
 from rmq_ray.codec.record_batch import Array
 from rmq_ray.codec.record_properties import split_facts
-from rmq_ray.config import StoreConfig
+from rmq_ray.config import GIB, StoreConfig
 from rmq_ray.errors import StoreError, StoreFailed, StoreFull, StoreNotReady
 from rmq_ray.files import FileSystem
 from rmq_ray.model.ids import FrameId
@@ -527,6 +527,7 @@ class MessageStore:
     def status(self) -> dict[str, Any]:
         """Plain values for administration."""
         parts = self.opened
+        disk = parts.retention.disk
         return {
             "state": self.state.value,
             "identity": self.identity,
@@ -538,6 +539,8 @@ class MessageStore:
             "quarantined": parts.quarantine.count,
             "producers": len(parts.windows),
             "disk_full": parts.retention.disk_full,
+            "disk_used_ratio": None if disk is None else round(disk.used_ratio, 4),
+            "disk_free_bytes": None if disk is None else disk.free_bytes,
             **self.counters,
         }
 
@@ -606,11 +609,13 @@ class MessageStore:
         if self.admit is not None:
             self.admit()
         if self._parts.retention.disk_full:
-            ratio = self._config.disk_full_ratio
+            config = self._config
             raise StoreFull(
-                f"the disk of {self._config.path} is fuller than {ratio:.0%}; free space or "
-                f"add a larger one",
-                self._config.path,
+                f"the disk of {config.path} is full: {self._parts.retention.disk}; sends are "
+                f"refused over {config.disk_full_ratio:.0%} with less than "
+                f"{config.disk_free_bytes_min / GIB:.1f} GiB free (disk_full_ratio, "
+                f"disk_free_bytes_min); free space or add a larger disk",
+                config.path,
             )
         if self._parts.visibility.waiting >= WAITING_FRAMES_MAX:
             self.dispatch_durable()

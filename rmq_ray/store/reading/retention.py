@@ -5,8 +5,11 @@
     the hour is one of delete_when       older than reserved_hours
     the disk is fuller than 0.75         older than reserved_hours
     an administrator asked (20 cycles)   older than reserved_hours
-    the disk is fuller than 0.85         any
-    the disk is fuller than 0.90         any; and writes are refused until it is emptier
+    the disk runs out of room            any
+    the disk is full                     any; and writes are refused until it is emptier
+
+    runs out    fuller than 0.85, and less than twice disk_free_bytes_min is free
+    full        fuller than 0.90, and less than disk_free_bytes_min is free
 
 Never the segment that is written to or one behind it; never one that a bulk read has pinned, until
 the pin's deadline; the first segment that stays ends the cycle. Decides that (``decide`` is pure),
@@ -23,7 +26,7 @@ from enum import Enum
 from rmq_ray.clock import Clock
 from rmq_ray.config import StoreConfig
 from rmq_ray.errors import StoreError
-from rmq_ray.files import FileSystem
+from rmq_ray.files import DiskSpace, FileSystem
 from rmq_ray.store.log.segment_chain import SegmentChain
 from rmq_ray.store.queue.index_service import IndexService
 from rmq_ray.store.queue.queue_table import QueueTable
@@ -31,6 +34,9 @@ from rmq_ray.store.queue.queue_table import QueueTable
 MANUAL_CYCLES = 20  # RocketMQ's MAX_MANUAL_DELETE_FILE_TIMES
 DELETE_PAUSE_MS = 100  # deleteCommitLogFilesInterval: unlinking 1 GiB blocks some file systems
 PINS_MAX = 10_000
+WARN_TIMES, FORCE_TIMES = 4, 2
+"""How many times ``disk_free_bytes_min`` are still free when the log warns, and when segments of
+any age begin to go."""
 _HOUR_MS = 3_600_000
 
 
@@ -42,6 +48,14 @@ class Reason(Enum):
     MANUAL = "manual"
     SPACE = "space"
     FORCED = "forced"
+
+
+class Room(Enum):
+    """Whether the disk has room: ``SHORT`` is told to operators, ``FULL`` refuses writes."""
+
+    ENOUGH = "enough"
+    SHORT = "short"
+    FULL = "full"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,31 +71,34 @@ class SegmentFacts:
 
 @dataclass(frozen=True, slots=True)
 class RetentionPlan:
-    """Outcome of a decision: starts of the segments to remove, oldest first; whether writes must be
-    refused.
+    """Outcome of a decision: starts of the segments to remove, oldest first; ``Room.FULL``: writes
+    must be refused.
     """
 
     delete: tuple[int, ...]
-    disk_full: bool
+    room: Room
     reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionReport:
-    """What a cycle did. ``begin``: the log offset where the log begins now."""
+    """What a cycle did. ``begin``: the log offset where the log begins now; ``disk``: the room
+    that there was before it.
+    """
 
     begin: int
     segments: int
     queue_files: int
     index_files: int
-    disk_full: bool
+    room: Room
     reason: Reason
+    disk: DiskSpace
 
 
 def decide(
     segments: Sequence[SegmentFacts],
     now_ms: int,
-    disk_ratio: float,
+    disk: DiskSpace,
     config: StoreConfig,
     *,
     log_end: int,
@@ -91,8 +108,7 @@ def decide(
     """The cycle's plan. ``segments`` oldest first; ``log_end``: where the next record goes;
     ``pinned_from``: the lowest log offset that a bulk read still needs.
     """
-    reason = _reason(now_ms, disk_ratio, config, manual)
-    disk_full = disk_ratio > config.disk_full_ratio
+    reason = _reason(now_ms, disk, config, manual)
     delete: list[int] = []
     if reason is not Reason.NONE:
         old_ms = now_ms - config.reserved_hours * _HOUR_MS
@@ -105,7 +121,7 @@ def decide(
             ):
                 break
             delete.append(segment.start)
-    return RetentionPlan(tuple(delete), disk_full, reason)
+    return RetentionPlan(tuple(delete), room_on(disk, config), reason)
 
 
 def is_delete_hour(now_ms: int, delete_when: str) -> bool:
@@ -114,10 +130,21 @@ def is_delete_hour(now_ms: int, delete_when: str) -> bool:
     return any(part.strip().isdigit() and int(part) == hour for part in delete_when.split(";"))
 
 
-def _reason(now_ms: int, disk_ratio: float, config: StoreConfig, manual: bool) -> Reason:
-    if disk_ratio > config.disk_force_ratio:
+def room_on(disk: DiskSpace, config: StoreConfig) -> Room:
+    """How much room there is, as the settings see it."""
+    used, free, least = disk.used_ratio, disk.free_bytes, config.disk_free_bytes_min
+    if used > config.disk_full_ratio and free < least:
+        return Room.FULL
+    if used > config.disk_delete_ratio and free < WARN_TIMES * least:
+        return Room.SHORT
+    return Room.ENOUGH
+
+
+def _reason(now_ms: int, disk: DiskSpace, config: StoreConfig, manual: bool) -> Reason:
+    short = disk.free_bytes < FORCE_TIMES * config.disk_free_bytes_min
+    if short and disk.used_ratio > config.disk_force_ratio:
         return Reason.FORCED
-    if disk_ratio > config.disk_delete_ratio:
+    if disk.used_ratio > config.disk_delete_ratio:
         return Reason.SPACE
     if manual:
         return Reason.MANUAL
@@ -183,6 +210,8 @@ class Retention:
     ) -> None:
         self.pins = Pins(clock.now_ms())
         self.disk_full = False
+        self.disk: DiskSpace | None = None
+        """The room that the last cycle found; None before the first."""
         self._chain = chain
         self._queues = queues
         self._index = index
@@ -207,17 +236,17 @@ class Retention:
             SegmentFacts(s.start, s.end, self._files.modified_ms(s.path))
             for s in self._chain.segments()[: self._config.delete_files_max + 1]
         ]
-        ratio = self._files.disk_ratio(self._config.path)
+        disk = self.disk = self._files.disk_space(self._config.path)
         plan = decide(
             facts,
             now_ms,
-            ratio,
+            disk,
             self._config,
             log_end=log_end,
             manual=manual,
             pinned_from=self.pins.lowest(now_ms),
         )
-        self.disk_full = plan.disk_full
+        self.disk_full = plan.room is Room.FULL
         removed = self._remove(plan.delete)
         begin = self._chain.begin
         queue_files = index_files = 0
@@ -227,7 +256,7 @@ class Retention:
             index_files = self._index.delete_before(begin) if self._index is not None else 0
             self._cleaned_to = begin
         return RetentionReport(
-            begin, removed, queue_files, index_files, plan.disk_full, plan.reason
+            begin, removed, queue_files, index_files, plan.room, plan.reason, disk
         )
 
     def _remove(self, starts: Sequence[int]) -> int:

@@ -38,6 +38,7 @@ SMALL = {
     "index_slots": 9_973,
     "index_items": 100_000,
     "preallocate": False,
+    "disk_free_bytes_min": 64 << 20,  # how full the machine's disk is shall not matter
 }
 WAIT_S = 20.0
 

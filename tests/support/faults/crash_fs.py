@@ -27,7 +27,7 @@ from rmq_ray.errors import (
     StoreMissing,
     StoreUnreadable,
 )
-from rmq_ray.files import Bytes, DirectoryLock, File, FileSystem
+from rmq_ray.files import Bytes, DirectoryLock, DiskSpace, File, FileSystem
 
 Keep = Callable[[int, "Change"], "bool | int"]
 """(number of the unsynced change, change) -> keep it, drop it, or keep that many bytes of it."""
@@ -182,7 +182,7 @@ class CrashFileSystem(FileSystem):
         self.faults: list[Fault] = []
         self.locks: set[str] = set()
         self.sequence = self.writes = self.syncs = 0
-        self.ratio = 0.1
+        self.ratio, self.free_bytes = 0.1, 0
         self.random = 0
 
     # --- what a test does -------------------------------------------------------------------------
@@ -342,8 +342,8 @@ class CrashFileSystem(FileSystem):
             if name.rpartition("/")[0] == path:
                 self.stable_names[name] = inode
 
-    def disk_ratio(self, path: str) -> float:
-        return self.ratio
+    def disk_space(self, path: str) -> DiskSpace:
+        return DiskSpace(self.ratio, self.free_bytes)
 
     def file_size(self, path: str) -> int:
         return self.open(path).size()

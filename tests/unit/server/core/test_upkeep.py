@@ -11,8 +11,9 @@ import msgpack
 import pytest
 
 from rmq_ray.clock import ManualClock
-from rmq_ray.config import StoreConfig
+from rmq_ray.config import GIB, StoreConfig
 from rmq_ray.errors import StoreFailed
+from rmq_ray.files import DiskSpace, FileSystem
 from rmq_ray.remoting.wire.codes import RequestCode as Code
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.headers import SendBackHeader, UpdateOffsetHeader
@@ -196,6 +197,36 @@ def test_cycles_come_every_ten_seconds_one_at_a_time_and_a_failed_one_is_told(
     bench.offload.drain()
     assert "old files were not removed" in caplog.text and bench.core.keeper.reopened == 1
     bench.offload.drain()
+    bench.close()
+
+
+def test_a_disk_that_fills_up_is_told_early_when_it_is_full_and_when_that_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = aged(tmp_path, hours=1)
+    store = bench.core.keeper.store
+    assert store is not None and bench.core.status()["store"]["disk_free_bytes"] is None
+    disks = [
+        DiskSpace(0.95, 60 * GIB),  # a large disk: nothing is said
+        DiskSpace(0.95, 10 * GIB),
+        DiskSpace(0.96, 9 * GIB),  # said once
+        DiskSpace(0.98, 3 * GIB),
+        DiskSpace(0.5, 100 * GIB),
+    ]
+    found = iter(disks)
+    monkeypatch.setattr(FileSystem, "disk_space", lambda _files, _path: next(found))
+    told = []
+    with caplog.at_level(logging.INFO, "rmq_ray.server"):
+        for _ in disks:
+            caplog.clear()
+            bench.core.upkeep.clean()
+            bench.offload.drain()
+            told.append([record.getMessage() for record in caplog.records])
+    assert [len(lines) for lines in told] == [0, 1, 0, 1, 1]
+    assert "the disk fills up (95% used, 10.0 GiB free)" in told[1][0]
+    assert "the disk is full (98% used, 3.0 GiB free): sends are refused" in told[3][0]
+    assert "has room again (50% used, 100.0 GiB free)" in told[4][0]
+    assert bench.core.status()["store"]["disk_free_bytes"] == 100 * GIB
     bench.close()
 
 

@@ -29,6 +29,7 @@ from rmq_ray.model.hashing import java_hash
 from rmq_ray.model.pulling import GetMessageStatus
 from rmq_ray.model.topics import SCHEDULE_TOPIC
 from rmq_ray.store.front.message_store import MessageStore, StoredMessage, StoreState
+from rmq_ray.store.reading.retention import Room
 from rmq_ray.store.replication.follower_store import FollowerStore
 from tests.support.brokers.store_rig import BORN, HOST, ROOT, StoreRig, make_frame, small_config
 from tests.support.faults.crash_fs import CrashFileSystem, keep_all, keep_none
@@ -680,8 +681,8 @@ def test_a_disk_that_is_too_full_refuses_writes_and_serves_reads() -> None:
     rig = StoreRig()
     rig.send([b"a"], 0)
     rig.disk.ratio = 0.95
-    assert rig.store.clean(rig.clock.now_ms()).disk_full
-    with pytest.raises(StoreFull, match="fuller than 90%"):
+    assert rig.store.clean(rig.clock.now_ms()).room is Room.FULL and rig.store.status()["disk_full"]
+    with pytest.raises(StoreFull, match=r"is full: 95% used, 0.0 GiB free; sends .* over 90%"):
         rig.send([b"b"], 1)
     assert rig.bodies() == [b"a"]
     rig.disk.ratio = 0.5

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from rmq_ray.clock import ManualClock
-from rmq_ray.config import StoreConfig
+from rmq_ray.config import GIB, StoreConfig
 from rmq_ray.errors import StoreError
-from rmq_ray.files import FileSystem
+from rmq_ray.files import DiskSpace, FileSystem
 from rmq_ray.store.log.segment_chain import SegmentChain
 from rmq_ray.store.queue.consume_queue import ENTRY
 from rmq_ray.store.queue.index_service import IndexService
@@ -24,6 +24,7 @@ from rmq_ray.store.reading.retention import (
     Reason,
     Retention,
     RetentionPlan,
+    Room,
     SegmentFacts,
     decide,
     is_delete_hour,
@@ -34,6 +35,7 @@ NOW_MS = 1_700_000_000_000
 LOCAL_HOUR = datetime.fromtimestamp(NOW_MS / 1000, UTC).astimezone().hour
 NOT_NOW, NOW = f"{(LOCAL_HOUR + 1) % 24}", f"{LOCAL_HOUR}"
 END = 20 * 100
+ROOMY = DiskSpace(0.1, 100 * GIB)
 
 
 def segments(count: int = 20, age_hours: int = 80) -> list[SegmentFacts]:
@@ -48,6 +50,7 @@ def segments(count: int = 20, age_hours: int = 80) -> list[SegmentFacts]:
 
 def plan(
     ratio: float = 0.1,
+    free_bytes: int = 0,
     when: str = NOT_NOW,
     count: int = 20,
     log_end: int = END - 50,
@@ -56,7 +59,7 @@ def plan(
     return decide(
         segments(count),
         NOW_MS,
-        ratio,
+        DiskSpace(ratio, free_bytes),
         StoreConfig("/s", delete_when=when),
         log_end=log_end,
         **options,
@@ -64,21 +67,21 @@ def plan(
 
 
 def test_nothing_goes_at_another_hour_on_a_disk_with_room() -> None:
-    assert plan() == RetentionPlan((), False, Reason.NONE)
+    assert plan() == RetentionPlan((), Room.ENOUGH, Reason.NONE)
 
 
 @pytest.mark.parametrize(
-    ("options", "reason"),
+    ("options", "room", "reason"),
     [
-        ({"when": f"{NOT_NOW};{NOW}"}, Reason.TIME),
-        ({"ratio": 0.751}, Reason.SPACE),
-        ({"manual": True}, Reason.MANUAL),
+        ({"when": f"{NOT_NOW};{NOW}"}, Room.ENOUGH, Reason.TIME),
+        ({"ratio": 0.751}, Room.SHORT, Reason.SPACE),
+        ({"manual": True}, Room.ENOUGH, Reason.MANUAL),
     ],
 )
 def test_expired_segments_go_at_the_hour_on_a_full_disk_or_on_request(
-    options: dict[str, object], reason: Reason
+    options: dict[str, object], room: Room, reason: Reason
 ) -> None:
-    assert plan(**options) == RetentionPlan(tuple(100 * n for n in range(9)), False, reason)  # type: ignore[arg-type]
+    assert plan(**options) == RetentionPlan(tuple(100 * n for n in range(9)), room, reason)  # type: ignore[arg-type]
 
 
 def test_a_segment_expires_exactly_after_its_hours() -> None:
@@ -88,33 +91,39 @@ def test_a_segment_expires_exactly_after_its_hours() -> None:
             SegmentFacts(0, 100, NOW_MS - 72 * HOUR_MS + late_ms),
             SegmentFacts(100, 200, NOW_MS),
         ]
-        assert decide(facts, NOW_MS, 0.1, config, log_end=150).delete == deleted
+        assert decide(facts, NOW_MS, ROOMY, config, log_end=150).delete == deleted
 
 
 def test_the_first_segment_that_stays_ends_the_cycle() -> None:
     facts = segments()
     facts[2] = SegmentFacts(200, 300, NOW_MS)
-    assert decide(facts, NOW_MS, 0.1, StoreConfig("/s", delete_when=NOW), log_end=END).delete == (
+    assert decide(facts, NOW_MS, ROOMY, StoreConfig("/s", delete_when=NOW), log_end=END).delete == (
         0,
         100,
     )
 
 
 @pytest.mark.parametrize(
-    ("ratio", "count", "full", "reason"),
+    ("ratio", "free_gib", "count", "room", "reason"),
     [
-        (0.75, 0, False, Reason.NONE),
-        (0.76, 9, False, Reason.SPACE),
-        (0.85, 9, False, Reason.SPACE),
-        (0.86, 10, False, Reason.FORCED),
-        (0.91, 10, True, Reason.FORCED),
+        (0.75, 0, 0, Room.ENOUGH, Reason.NONE),
+        (0.76, 0, 9, Room.SHORT, Reason.SPACE),
+        (0.85, 0, 9, Room.SHORT, Reason.SPACE),
+        (0.86, 0, 10, Room.SHORT, Reason.FORCED),
+        (0.91, 0, 10, Room.FULL, Reason.FORCED),
+        (0.92, 3.9, 10, Room.FULL, Reason.FORCED),
+        (0.92, 4, 10, Room.SHORT, Reason.FORCED),
+        (0.92, 8, 9, Room.SHORT, Reason.SPACE),
+        (0.92, 16, 9, Room.ENOUGH, Reason.SPACE),
+        (0.99, 60, 9, Room.ENOUGH, Reason.SPACE),
+        (0.5, 1, 0, Room.ENOUGH, Reason.NONE),
     ],
 )
-def test_disk_levels_delete_expired_then_any_then_refuse_writes(
-    ratio: float, count: int, full: bool, reason: Reason
+def test_disk_levels_delete_expired_then_any_then_refuse_writes_where_little_is_free(
+    ratio: float, free_gib: float, count: int, room: Room, reason: Reason
 ) -> None:
-    found = plan(ratio)
-    assert (len(found.delete), found.disk_full, found.reason) == (count, full, reason)
+    found = plan(ratio, int(free_gib * GIB))
+    assert (len(found.delete), found.room, found.reason) == (count, room, reason)
 
 
 @pytest.mark.parametrize(
@@ -192,8 +201,8 @@ def test_pins_have_a_limit() -> None:
 class FullDisk(FileSystem):
     ratio = 0.1
 
-    def disk_ratio(self, path: str) -> float:
-        return self.ratio
+    def disk_space(self, path: str) -> DiskSpace:
+        return DiskSpace(self.ratio, 0)
 
 
 def a_store(
