@@ -9,8 +9,8 @@ not send, sleep or choose queues. Pure: ``now_ms`` is an argument (monotonic).
     nothing sent                    pause 10 ms doubling to 200 ms, same    counted, another
                                     frame, not counted                      broker
     busy, recovering, closing       the same                                another broker, not
-                                                                            counted; from the second
-                                                                            time with that pause
+                                                                            counted; with that pause
+                                                                            once each was asked
     unknown (connection lost, no    counted, pause, the same frame: the     counted, another broker
     answer)                         broker knows it by its frame id         (may store twice:
                                                                             RocketMQ's way)
@@ -101,20 +101,21 @@ class SendAttempts:
     """The attempts of one send.
 
     ``started_ms``, ``timeout_ms``: the overall time-out. ``retries``: counted attempts after the
-    first. ``alone``: one broker serves the topic, or the queue is given. ``idempotent``: never to
-    another broker once it may be stored. ``codes_retried``: False for asynchronous sends, where
-    RocketMQ hands a refusal to the caller; one that passes by itself is repeated all the same.
+    first. ``brokers``: how many it may go to; 1 where one serves the topic, or the queue is given.
+    ``idempotent``: never to another broker once it may be stored. ``codes_retried``: False for
+    asynchronous sends, where RocketMQ hands a refusal to the caller; one that passes by itself is
+    repeated all the same.
     """
 
     __slots__ = (
         "_alone",
+        "_asked_at_once",
         "_codes_retried",
         "_idempotent",
         "_maybe_stored",
         "_pause_ms",
         "_retries",
         "_timed_out",
-        "_yielding",
         "attempts",
         "deadline_ms",
         "started_ms",
@@ -127,7 +128,7 @@ class SendAttempts:
         timeout_ms: float,
         retries: int,
         *,
-        alone: bool,
+        brokers: int,
         idempotent: bool = False,
         codes_retried: bool = True,
     ) -> None:
@@ -136,13 +137,13 @@ class SendAttempts:
         self.deadline_ms = started_ms + timeout_ms
         self.attempts = 1
         self._retries = retries
-        self._alone = alone
+        self._alone = brokers == 1
+        self._asked_at_once = brokers - 1
         self._idempotent = idempotent
         self._codes_retried = codes_retried
         self._pause_ms = BACK_OFF_FIRST_MS
         self._maybe_stored = False
         self._timed_out = False
-        self._yielding = False
 
     def attempt_timeout_ms(self, now_ms: float) -> float:
         """How long this attempt may wait: its share of what is left where a repeat is recognised,
@@ -223,9 +224,9 @@ class SendAttempts:
         return Decision(Step.REPEAT, pause)
 
     def _yielded(self, left_ms: float) -> Decision:
-        """A broker is busy: at once to another, and with pauses while all are."""
-        first, self._yielding = not self._yielding, True
-        if first:
+        """A broker is busy: at once to the others, each once, and with pauses while all are."""
+        if self._asked_at_once > 0:
+            self._asked_at_once -= 1
             return Decision(Step.ELSEWHERE)
         decision = self._pause(left_ms)
         return (

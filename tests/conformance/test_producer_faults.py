@@ -4,14 +4,17 @@ twice on one broker name.
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import random
+import re
 import threading
 from collections.abc import Iterator
 
 import pytest
 
 from rmq_ray.client.instance.identity import LOOK_EVERY, SEQUENCE_SPAN_MAX
+from rmq_ray.client.producer.async_producer import AsyncProducer
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.errors import (
     BrokerBusy,
@@ -154,6 +157,35 @@ def test_a_broker_that_stays_busy_is_a_definite_failure(cluster: TinyCluster) ->
         with pytest.raises(BrokerBusy):
             producer.send_async("orders", b"x").result(20)
     assert caught.value.retriable and not isinstance(caught.value, SendUnknown)
+
+
+@pytest.mark.parametrize("style", ["send", "send_async", "send_batch", "in a loop"])
+def test_two_brokers_that_refuse_are_asked_as_seldom_as_one(pair: TinyCluster, style: str) -> None:
+    """A refusal costs a broker's time, too: with pauses of up to 200 ms a few attempts fit."""
+    for broker in pair.brokers:
+        broker.fault = lambda arrival, number: 14
+
+    async def in_loop() -> None:
+        async with AsyncProducer("web", discovery=pair) as producer:
+            await producer.send("orders", b"x", timeout=1.5)
+
+    def send() -> None:
+        if style == "in a loop":
+            asyncio.run(in_loop())
+            return
+        with Producer("web", discovery=pair, send_timeout_ms=1_500) as producer:
+            if style == "send":
+                producer.send("orders", b"x")
+            elif style == "send_async":
+                producer.send_async("orders", b"x").result(20)
+            else:
+                producer.send_batch([Message("orders", b"x")])
+
+    with pytest.raises(BrokerBusy, match=r"BrokersSent: \[broker-[ab]") as caught:
+        send()
+    asked = [len(broker.arrivals) for broker in pair.brokers]
+    assert 4 <= sum(asked) <= 14 and min(asked) > 0, asked
+    assert all(int(count) <= 7 for count in re.findall(r"\((\d+) times\)", str(caught.value)))
 
 
 def test_a_restarted_broker_gets_what_was_sent_while_it_was_away(cluster: TinyCluster) -> None:

@@ -90,7 +90,7 @@ class InFlightSend:
         self.pinned = pinned
         self.attempts = attempts
         self.address: Address | None = None
-        """Where the last attempt went."""
+        """Where the last attempt went, or the next one goes when it goes elsewhere."""
         self.brokers_sent = [queue.broker_name]
         self.stored: StoredAt | None = None
         """What the last answer that said stored told."""
@@ -172,15 +172,15 @@ class InFlightSend:
 
     def _move(self) -> None:
         """Head for another broker, as long as the route shows one; one that was tried before gets
-        the payload for the same queue as then.
+        the payload for the same queue as then. ``address`` is where that one is known to be.
         """
-        engine, topic = self._engine, self.payload.topic
+        engine, topic, left = self._engine, self.payload.topic, self.queue.broker_name
         info = engine.instance.routes.publish(topic)
         if info is not None and info.queues:
-            queue = engine.choice.next(
-                info.queues, engine.round_robin.of(topic), self.queue.broker_name
-            )
+            queue = engine.choice.next(info.queues, engine.round_robin.of(topic), left)
             self.queue = self._tried.setdefault(queue.broker_name, queue)
+            if queue.broker_name != left:
+                self.address = engine.instance.broker_address(queue.broker_name)
 
 
 class SendEngine:
@@ -205,12 +205,14 @@ class SendEngine:
         config = self.config.but(idempotent=True)
         return SendEngine(self.instance, config, self.round_robin, self.choice)
 
-    def alone(self, queue: MessageQueue, pinned: bool) -> bool:
-        """True when a retry has no other broker to go to than that of ``queue``, which the route
-        may show no more.
+    def brokers(self, queue: MessageQueue, pinned: bool) -> int:
+        """How many brokers a send and its retries may go to: that of ``queue``, which the route
+        may show no more, and others.
         """
         info = self.instance.routes.publish(queue.topic)
-        return pinned or info is None or all(name == queue.broker_name for name in info.brokers)
+        if pinned or info is None:
+            return 1
+        return len({queue.broker_name, *info.brokers})
 
     def in_flight(
         self,
@@ -230,7 +232,7 @@ class SendEngine:
             started_ms,
             timeout_ms,
             config.retries,
-            alone=self.alone(queue, pinned),
+            brokers=self.brokers(queue, pinned),
             idempotent=config.idempotent,
             codes_retried=codes_retried,
         )
@@ -248,7 +250,8 @@ class SendEngine:
         ``SendError``: definite, or ``SendUnknown`` / ``SendTimeout``.
         """
         config = self.config
-        shares = config.retries + 1 if config.idempotent or self.alone(queue, pinned) else 1
+        repeats = config.idempotent or self.brokers(queue, pinned) == 1
+        shares = config.retries + 1 if repeats else 1
         outcome, address = self._attempt(payload, queue, started_ms + timeout_ms, shares)
         if isinstance(outcome, Command) and outcome.code == 0 and address is not None:
             return frame_result(payload, self.stored_at(payload, queue, outcome, address))

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from rmq_ray.errors import (
@@ -42,7 +44,12 @@ def attempts(
     codes_retried: bool = True,
 ) -> SendAttempts:
     return SendAttempts(
-        0, timeout_ms, retries, alone=alone, idempotent=idempotent, codes_retried=codes_retried
+        0,
+        timeout_ms,
+        retries,
+        brokers=1 if alone else 2,
+        idempotent=idempotent,
+        codes_retried=codes_retried,
     )
 
 
@@ -218,7 +225,7 @@ def test_four_codes_mean_stored() -> None:
 def test_busy_brokers_are_left_at_once_then_with_growing_pauses_and_never_counted(
     codes_retried: bool,
 ) -> None:
-    attempts = SendAttempts(0.0, 1_000.0, 2, alone=False, codes_retried=codes_retried)
+    attempts = SendAttempts(0.0, 1_000.0, 2, brokers=2, codes_retried=codes_retried)
     decisions = [attempts.failed(Failure.REFUSED, 2, float(n)) for n in range(6)]
     assert {decision.step for decision in decisions} == {Step.ELSEWHERE} and attempts.attempts == 1
     assert [decision.delay_ms for decision in decisions] == [0.0, 10.0, 20.0, 40.0, 80.0, 160.0]
@@ -226,3 +233,21 @@ def test_busy_brokers_are_left_at_once_then_with_growing_pauses_and_never_counte
     assert isinstance(
         attempts.error(Failure.REFUSED, 2, "busy", "T", ["a", "b"], 900.0), BrokerBusy
     )
+
+
+@pytest.mark.parametrize("brokers", [1, 2, 3, 5])
+def test_however_many_brokers_refuse_a_send_asks_each_once_and_then_as_seldom_as_one(
+    brokers: int,
+) -> None:
+    send = SendAttempts(0.0, 2_800.0, 2, brokers=brokers)
+    now, asked, pauses = 0.0, 1, []
+    while (decision := send.failed(Failure.REFUSED, 14, now)).step is not Step.GIVE_UP:
+        pauses.append(decision.delay_ms)
+        now, asked = now + decision.delay_ms, asked + 1
+        assert asked < 100
+    assert pauses[: brokers - 1] == [0.0] * (brokers - 1)
+    assert pauses[brokers - 1 : brokers + 5] == [10, 20, 40, 80, 160, 200]
+    assert asked <= 18 + brokers and now <= 2_800
+    names = [f"broker-{number % brokers}" for number in range(asked)]
+    error = send.error(Failure.REFUSED, 14, "the disk is full", "orders", names, now)
+    assert max(map(int, re.findall(r"\((\d+) times\)", str(error)))) <= 18

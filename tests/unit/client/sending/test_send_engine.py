@@ -18,6 +18,10 @@ from rmq_ray.protocol.retry import Decision, Step
 from rmq_ray.protocol.routing.route_table import PublishInfo
 from rmq_ray.remoting.wire.frame import Command
 
+ADDRESSES = {
+    name: Address("127.0.0.1", 10911 + n) for n, name in enumerate(("broker-a", "broker-b"))
+}
+
 
 @pytest.mark.seed("S0-035", "S0-055", "S3-065")
 def test_each_topic_has_a_counter_of_its_own_that_starts_anywhere_and_only_counts_on() -> None:
@@ -29,22 +33,22 @@ def test_each_topic_has_a_counter_of_its_own_that_starts_anywhere_and_only_count
 
 
 @pytest.mark.parametrize(
-    ("brokers", "pinned", "alone"),
+    ("brokers", "pinned", "count"),
     [
-        (("broker-a",), False, True),
-        (("broker-a", "broker-b"), False, False),
-        (("broker-a", "broker-b"), True, True),
-        ((), False, True),
+        (("broker-a",), False, 1),
+        (("broker-a", "broker-b"), False, 2),
+        (("broker-a", "broker-b"), True, 1),
+        ((), False, 1),
         (
             ("broker-b",),
             False,
-            False,
+            2,
         ),  # drained or gone since the queue was chosen: the route shows the other one only
-        (None, False, True),
+        (None, False, 1),
     ],
 )
 def test_a_retry_has_another_broker_unless_the_route_shows_none_but_that_of_the_queue(
-    brokers: tuple[str, ...] | None, pinned: bool, alone: bool
+    brokers: tuple[str, ...] | None, pinned: bool, count: int
 ) -> None:
     info = (
         None
@@ -58,7 +62,7 @@ def test_a_retry_has_another_broker_unless_the_route_shows_none_but_that_of_the_
     )
     config = ProducerConfig(group="g")
     engine = SendEngine(instance, config, RoundRobin(), SimpleNamespace())  # type: ignore[arg-type]
-    assert engine.alone(MessageQueue("orders", "broker-a", 0), pinned) is alone
+    assert engine.brokers(MessageQueue("orders", "broker-a", 0), pinned) == count
 
 
 def test_a_payload_stays_where_it_is_while_the_route_shows_no_queue_at_all() -> None:
@@ -67,6 +71,7 @@ def test_a_payload_stays_where_it_is_while_the_route_shows_no_queue_at_all() -> 
     instance: Any = SimpleNamespace(
         clock=SYSTEM_CLOCK,
         watch_route=lambda _topic: None,
+        broker_address=ADDRESSES.get,
         routes=SimpleNamespace(
             publish=lambda topic: PublishInfo(topic, tuple(shown), brokers=("broker-a", "broker-b"))
         ),
@@ -79,7 +84,7 @@ def test_a_payload_stays_where_it_is_while_the_route_shows_no_queue_at_all() -> 
     assert send.queue is queue
     shown += [queue, other]
     send.follow(Decision(Step.ELSEWHERE))
-    assert send.queue is other
+    assert send.queue is other and send.address == ADDRESSES["broker-b"]
     assert send.brokers_sent == ["broker-a", "broker-a", "broker-b"]
 
 
