@@ -48,9 +48,10 @@ format: $(DEV) ## lay the code out and sort its imports
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-pages: $(DEV) ## write docs/seed-coverage.md and the table of requests in docs/wire-protocol.md anew
+pages: $(DEV) ## write docs/seed-coverage.md, docs/reference.md and the table of requests in docs/wire-protocol.md anew
 	$(BIN)/python tools/seed_coverage.py
 	$(BIN)/python -m tools.wire_table
+	$(BIN)/python -m tools.reference
 
 bench: $(DEV) ## measure this project (BENCH_ARGS=...)
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)

@@ -277,6 +277,10 @@ def start(  # noqa: PLR0913 - the settings of the outermost call
     too. ``broker_settings``, ``store_settings``, ``failover_settings``: fields of
     ``config.BrokerConfig``, ``config.StoreConfig`` and ``config.FailoverConfig``.
 
+    ``brokers``: masters, each with its own queues of a topic. ``foreign``: "open" lets Apache
+    RocketMQ's own clients in, at ``name_server_port`` and ``broker_port`` (0 = any free one, kept).
+    ``timeout_s``: until all of them serve.
+
     Raises ``ConfigError`` for wrong arguments, ``ClusterError`` where Ray cannot do it, and the
     store's own typed error (``StoreInUse``, ``StoreForeign``, ``StoreUnwritable``...) where a
     broker cannot open its disk; nothing is left running then.

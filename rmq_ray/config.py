@@ -58,6 +58,7 @@ class _Group:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        """The settings that a mapping names; ``ConfigError`` for an unknown one."""
         known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
         for key in values:
             if key not in known:
@@ -128,16 +129,16 @@ def _check_kinds(group: Any) -> None:
 class StoreConfig(_Group):
     """One broker's store on one disk (spec: store-format 1, 7, 8, 13)."""
 
-    path: str
-    flush: FlushMode = FlushMode.ASYNC_FLUSH
+    path: str  # its directory
+    flush: FlushMode = FlushMode.ASYNC_FLUSH  # SYNC_FLUSH: a send is on disk when it is answered
     segment_bytes: int = GIB  # mappedFileSizeCommitLog
     consume_queue_entries: int = 300_000  # entries of 20 bytes a file
     # enableConsumeQueueExt: entries refer to units with store time and bit map of SQL filters
     consume_queue_ext: bool = False
     consume_queue_ext_bytes: int = 48 * MIB  # mappedFileSizeConsumeQueueExt
     filter_bit_maps: bool = False  # enableCalcFilterBitMap: needs consume_queue_ext
-    index_slots: int = 5_000_000
-    index_items: int = 20_000_000
+    index_slots: int = 5_000_000  # hash slots of an index file
+    index_items: int = 20_000_000  # entries of an index file
     index_enabled: bool = True  # messageIndexEnable
     flush_interval_ms: int = 500  # flushIntervalCommitLog
     flush_least_pages: int = 4  # flushCommitLogLeastPages
@@ -151,17 +152,17 @@ class StoreConfig(_Group):
     commit_interval_ms: int = 200  # commitIntervalCommitLog
     commit_least_pages: int = 4  # commitCommitLogLeastPages
     queue_flush_interval_ms: int = 1_000  # consume queue
-    queue_flush_thorough_interval_ms: int = 60_000
+    queue_flush_thorough_interval_ms: int = 60_000  # then however little there is
     checkpoint_interval_ms: int = 1_000  # ours: short recovery
-    checkpoint_bytes: int = 64 * MIB
+    checkpoint_bytes: int = 64 * MIB  # or after so much of log
     body_bytes_max: int = 4 * MIB  # maxMessageSize
     deduplication_frames: int = DEDUPLICATION_FRAMES  # window per producer and broker name
     deduplication_keep_ms: int = 600_000  # producers heard within 10 minutes
     reserved_hours: int = 72  # fileReservedTime
     delete_when: str = "04"  # hours of the day, ';'-separated
-    disk_delete_ratio: float = 0.75  # diskMaxUsedSpaceRatio
-    disk_force_ratio: float = 0.85
-    disk_full_ratio: float = 0.90
+    disk_delete_ratio: float = 0.75  # diskMaxUsedSpaceRatio: expired segments go at any hour
+    disk_force_ratio: float = 0.85  # segments of any age go, where little is free
+    disk_full_ratio: float = 0.90  # sends are refused, where little is free
     # ours: on a large disk a tenth is plenty. Writes are refused beneath this as well as over the
     # ratio, segments of any age go beneath twice this: a few segments of 1 GiB
     disk_free_bytes_min: int = 4 * GIB
@@ -258,15 +259,15 @@ class RemotingLimits(_Group):
 class BrokerConfig(_Group):
     """One broker (brokerName, brokerId): rules of protocol-behaviour 5, 9-12, 17-19."""
 
-    store: StoreConfig
-    broker_name: str = "broker-a"
+    store: StoreConfig  # its disk
+    broker_name: str = "broker-a"  # slaves of a master share it
     broker_id: int = 0  # 0 = master
-    cluster_name: str = DEFAULT_CLUSTER
-    host: str = "127.0.0.1"
+    cluster_name: str = DEFAULT_CLUSTER  # as name servers know it
+    host: str = "127.0.0.1"  # interface that is listened on
     advertise: str | None = None  # address told to name servers; None = host
     port: int = 0  # 0 = chosen once and kept
     name_servers: tuple[str, ...] = ()  # "host:port"
-    foreign: ForeignClients = ForeignClients.CLOSED
+    foreign: ForeignClients = ForeignClients.CLOSED  # who may come without our handshake
     replication: ReplicationMode = ReplicationMode.ASYNC_MASTER  # brokerRole; of a master
     copies_min: int = (
         2  # SYNC_MASTER: copies in sync that an acknowledgement needs, the master's counted
@@ -282,19 +283,19 @@ class BrokerConfig(_Group):
     auto_create_topics: bool = True  # autoCreateTopicEnable
     auto_create_groups: bool = True  # autoCreateSubscriptionGroup
     default_topic_queues: int = 8  # TBW102
-    register_interval_ms: int = 30_000
+    register_interval_ms: int = 30_000  # how often name servers hear of it
     property_filter: bool = (
         True  # enablePropertyFilter: SQL92 filters may be used (RocketMQ: False)
     )
-    long_polling: bool = True
-    short_polling_ms: int = 1_000
-    hold_check_ms: int = 5_000
+    long_polling: bool = True  # longPollingEnable: pulls wait for a message
+    short_polling_ms: int = 1_000  # how long they wait where long_polling is False
+    hold_check_ms: int = 5_000  # how often parked pulls are looked through
     # busy for a fifth of the time or more, the broker looks for input so long before its core
     # sleeps; 0 = sleeps at once
     busy_poll_us: int = 1_000
     hold_link: str | None = None  # Unix socket of the hold service; None = hold inside the broker
-    offset_persist_ms: int = 5_000
-    delay_persist_ms: int = 10_000
+    offset_persist_ms: int = 5_000  # how often groups' offsets are written
+    delay_persist_ms: int = 10_000  # how often offsets of the delay levels are written
     delay_levels: str = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
     timer_max_delay_hours: int = (
         24 * 365
@@ -310,19 +311,19 @@ class BrokerConfig(_Group):
     transaction_check_interval_ms: int = 60_000  # transactionCheckInterval
     transaction_check_max: int = 15  # transactionCheckMax; then TRANS_CHECK_MAX_TIME_TOPIC
     reject_transactions: bool = False  # rejectTransactionMessage
-    channel_expiry_ms: int = 120_000
-    housekeeping_ms: int = 10_000
+    channel_expiry_ms: int = 120_000  # a client that is silent for longer is gone
+    housekeeping_ms: int = 10_000  # how often that is looked for
     # rocketmq.broker.rebalance.lockMaxLiveTime: a holder that does not ask again for so long may be
     # replaced
     queue_lock_ms: int = 60_000
     pull_records_max: int = 8_192  # our pulls; foreign ones keep RocketMQ's 32
-    pull_bytes_max: int = MIB
+    pull_bytes_max: int = MIB  # of a response
     in_flight_bytes_max: int = 256 * MIB  # unacknowledged send bytes before BrokerBusy
     # waitTimeMillsInSendQueue: sends that waited longer for a slow disk are refused; 0 = never
     stale_send_ms: int = 200
     # osPageCacheBusyTimeOutMills: SYNC_FLUSH refuses while the oldest send waits longer; 0 = never
     disk_busy_ms: int = 1_000
-    parked_pulls_max: int = 100_000
+    parked_pulls_max: int = 100_000  # more are refused
     store_replies: bool = True  # storeReplyMessageEnable
     send_hooks: tuple[
         Any, ...
@@ -421,15 +422,15 @@ class NameServerConfig(_Group):
 class ProducerConfig(_Group):
     """A producer (protocol-behaviour 7, 8)."""
 
-    group: str = "DEFAULT_PRODUCER_RMQ_RAY"
+    group: str = "DEFAULT_PRODUCER_RMQ_RAY"  # its members answer for each other's transactions
     send_timeout_ms: int = 3_000  # one overall time-out
     retries: int = 2  # after the first attempt, sync and async
-    body_bytes_max: int = 4 * MIB
-    default_topic_queues: int = 4
+    body_bytes_max: int = 4 * MIB  # maxMessageSize; a longer one is MessageTooLarge
+    default_topic_queues: int = 4  # of a topic that the first send creates
     retry_another_broker_when_not_store_ok: bool = False
-    linger_ms: float = 2.0  # send_async
-    batch_messages_max: int = 1_000
-    batch_bytes_max: int = MIB
+    linger_ms: float = 2.0  # send_async: how long a message waits for others
+    batch_messages_max: int = 1_000  # of a frame of send_async
+    batch_bytes_max: int = MIB  # of a frame
     frames_in_flight_max: int = 8  # a broker; send_async waits or raises beyond it
     buffer_bytes_max: int = 32 * MIB  # unanswered batches of send_async, all brokers together
     # "block" waits up to the time-out, "raise" raises BrokerBusy at once; for a topic's next master
@@ -438,11 +439,11 @@ class ProducerConfig(_Group):
     compression: str | None = (
         None  # "zlib", "lz4", "zstd"; Apache RocketMQ 4.9's consumers read zlib only
     )
-    compress_over_bytes: int = 4_096  # compressMsgBodyOverHowmuch
+    compress_over_bytes: int = 4_096  # compressMsgBodyOverHowmuch: shorter bodies stay as they are
     compression_level: int | None = None  # None = 5 for zlib, the codec's own for zstd
     namespace: str = ""  # put before every topic and group name: ns%orders
     trace: bool = False  # enableMsgTrace: what became of each message, in trace_topic
-    trace_topic: str = "RMQ_SYS_TRACE_TOPIC"
+    trace_topic: str = "RMQ_SYS_TRACE_TOPIC"  # where trace goes
     idempotent: bool = False  # retry an UNKNOWN on the same broker name only
     latency_fault: bool = False  # sendLatencyFaultEnable: keep away from slow and failing brokers
     latency_fault_probe: bool = (
@@ -510,31 +511,32 @@ class ProducerConfig(_Group):
 class ConsumerConfig(_Group):
     """A push consumer; ranges of protocol-behaviour 15 are enforced."""
 
-    group: str
-    concurrency: int = 20  # consumeThreadMin = consumeThreadMax
-    batch_size: int = 1  # consumeMessageBatchMaxSize; of messages at most 1024
+    group: str  # whose offsets count
+    concurrency: int = 20  # threads; consumeThreadMin = consumeThreadMax
+    batch_size: int = 1  # of a call; consumeMessageBatchMaxSize; of messages at most 1024
     pull_records: int = 256  # a response; cut into batch_size pieces in the client (RocketMQ: 32)
-    pull_bytes: int = MIB
-    pull_interval_ms: int = 0
-    threshold_messages: int = 1_000  # pullThresholdForQueue
-    threshold_mib: int = 100  # pullThresholdSizeForQueue
-    threshold_messages_topic: int = -1
-    threshold_mib_topic: int = -1
+    pull_bytes: int = MIB  # a response
+    pull_interval_ms: int = 0  # between two pulls of a queue
+    # pullThresholdForQueue: with so many unfinished messages a queue is not pulled
+    threshold_messages: int = 1_000
+    threshold_mib: int = 100  # pullThresholdSizeForQueue: the same by size
+    threshold_messages_topic: int = -1  # of a topic's queues here together; -1 = none
+    threshold_mib_topic: int = -1  # of a topic's queues here together; -1 = none
     threshold_messages_group: int = (
         -1
     )  # of all queues of the consumer together; divided among them as the topic's are
-    threshold_mib_group: int = -1
-    max_span: int = 2_000  # consumeConcurrentlyMaxSpan
+    threshold_mib_group: int = -1  # the same by size
+    max_span: int = 2_000  # consumeConcurrentlyMaxSpan: offsets from first to last unfinished one
     suspend_ms: int = 15_000  # broker holds a pull this long
-    pull_timeout_ms: int = 30_000
-    flow_control_delay_ms: int = 50
-    exception_delay_ms: int = 1_000
-    offset_persist_ms: int = 5_000
-    offset_persist_first_ms: int = 10_000
-    rebalance_ms: int = 20_000
-    heartbeat_ms: int = 30_000
+    pull_timeout_ms: int = 30_000  # for the answer; above suspend_ms
+    flow_control_delay_ms: int = 50  # before a full queue is looked at again
+    exception_delay_ms: int = 1_000  # before a failed pull is repeated
+    offset_persist_ms: int = 5_000  # how often brokers are told the offsets
+    offset_persist_first_ms: int = 10_000  # the first time after the start
+    rebalance_ms: int = 20_000  # how often queues are divided, unless something changes
+    heartbeat_ms: int = 30_000  # how often brokers hear of it
     pull_idle_ms: int = 120_000  # recovery of a queue whose pulls stopped
-    consume_timeout_minutes: int = 15
+    consume_timeout_minutes: int = 15  # then a message that a listener still has is sent back
     max_reconsume_times: int = -1  # -1 = 16 for concurrent consumption, without end for orderly
     suspend_queue_ms: int = (
         1_000  # suspendCurrentQueueTimeMillis: pause of an ordered queue after a failure
@@ -546,8 +548,8 @@ class ConsumerConfig(_Group):
     lock_retry_ms: int = 3_000  # of a lock that was refused while messages wait for it
     # rocketmq.client.maxTimeConsumeContinuously: then a queue lets the others have the thread
     max_continuous_ms: int = 60_000
-    send_back_retry_ms: int = 5_000
-    offset_illegal_delay_ms: int = 10_000
+    send_back_retry_ms: int = 5_000  # before a message that no broker took back comes again here
+    offset_illegal_delay_ms: int = 10_000  # before an offset out of range is corrected
     consume_timestamp_ms: int | None = None  # start_from="timestamp"; None = 30 minutes ago
     # rocketmq.client.localOffsetStoreDir: where broadcasting consumers keep offsets; "" =
     # ~/.rocketmq_offsets

@@ -23,7 +23,13 @@ from rmq_ray.config import DEFAULT_CLUSTER
 
 class Producer(producer.Producer):
     """Sends messages of one producer group; thread-safe; pickles as its settings and connects anew
-    elsewhere.
+    elsewhere; a context manager.
+
+    ``group``: None = one that all such producers share. ``cluster``: one of this Ray cluster;
+    ``name_servers`` ("host:port;host:port", or a list) with ``secret`` reaches one without Ray.
+    ``settings``: fields of ``ProducerConfig``, or ``config=``; ``client_id=``: equal ids share
+    connections; ``hooks=``, ``checks=``: see each send. Times given to calls are seconds. Raises
+    ``ConfigError`` for wrong settings, ``ClusterError`` where there is no such cluster.
     """
 
     def __init__(
@@ -40,7 +46,7 @@ class Producer(producer.Producer):
 
 class TransactionProducer(transaction_producer.TransactionProducer):
     """A producer with a listener that runs local transactions and answers for them: RocketMQ's form
-    of ``Producer.transaction``.
+    of ``Producer.transaction``. Arguments and errors otherwise: ``Producer``.
     """
 
     def __init__(  # noqa: PLR0913 - the public signature
@@ -62,8 +68,11 @@ class TransactionProducer(transaction_producer.TransactionProducer):
 
 
 class AsyncProducer(async_producer.AsyncProducer):
-    """The same on the caller's event loop: ``async with AsyncProducer() as p: await
+    """A producer on the caller's event loop: ``async with AsyncProducer() as p: await
     p.send("orders", b"x")``.
+
+    It belongs to that loop. What is sent in one turn of it (``asyncio.gather``) travels together;
+    cancelling a send forgets its result, not the message. Arguments and errors: ``Producer``.
     """
 
     def __init__(
@@ -79,7 +88,15 @@ class AsyncProducer(async_producer.AsyncProducer):
 
 
 class PushConsumer(push_consumer.PushConsumer):
-    """Hands messages to a listener as a member of a group; a context manager."""
+    """Hands messages to a listener as a member of a group; a context manager.
+
+    ``listener(messages, ctx)`` is called by ``concurrency`` threads, or is a coroutine function:
+    None or ``SUCCESS`` = done, ``RECONSUME_LATER`` or an exception = again later, ``Reject`` = dead
+    letter. ``subscriptions``: topic -> ``"*"``, ``"tag || tag"`` or ``rmq.sql(...)``. ``settings``:
+    ``PushOptions``; rarer ones as ``config=ConsumerConfig(...)``. ``cluster``, ``name_servers``,
+    ``secret``: as of ``Producer``. Raises ``ConfigError`` or ``ClientError`` for wrong arguments,
+    ``ClusterError`` where there is no such cluster.
+    """
 
     def __init__(
         self,
@@ -104,6 +121,11 @@ class PushConsumer(push_consumer.PushConsumer):
 class PullConsumer(pull_consumer.PullConsumer):
     """Fetches messages when asked: assigned queue by queue, or as a member of a group; a context
     manager.
+
+    ``settings``: ``PullOptions``; rarer ones as ``config=ConsumerConfig(...)``. ``cluster``,
+    ``name_servers``, ``secret``: as of ``Producer``. Any thread may call it; with several polling
+    threads commit by ``commit(batch)``. Raises ``ConfigError`` or ``ClientError`` for wrong
+    arguments, ``ClusterError`` where there is no such cluster.
     """
 
     def __init__(
@@ -121,6 +143,12 @@ class PullConsumer(pull_consumer.PullConsumer):
 class SimpleConsumer(simple_consumer.SimpleConsumer):
     """A worker that takes messages of any queue for a time and settles each of them; a context
     manager.
+
+    ``settings``: ``expression`` (``"*"``, ``"tag || tag"`` or ``rmq.sql(...)``, the same in the
+    whole group), ``start_from`` ("first" or "last", where a group begins that never consumed the
+    topic), ``max_reconsume_times`` (retries before the dead letters, -1 = the group's, 16).
+    ``cluster``, ``name_servers``, ``secret``: as of ``Producer``. Raises ``ConfigError`` or
+    ``ClientError`` for wrong arguments, ``ClusterError`` where there is no such cluster.
     """
 
     def __init__(

@@ -12,6 +12,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import cache
 from pathlib import Path
 
@@ -21,10 +22,10 @@ from rmq_ray import errors
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from tests.support.brokers.broker_bench import Bench
 from tests.support.source_rules import PACKAGE, ROOT, package_modules
-from tools import shape, wire_table
+from tools import reference, shape, wire_table
 
 DOCS = ROOT / "docs"
-GENERATED = {"seed-coverage.md"}
+GENERATED = {"seed-coverage.md", "reference.md"}
 PAGES = [
     *sorted(path for path in DOCS.rglob("*.md") if path.name not in GENERATED),
     ROOT / "README.md",
@@ -285,6 +286,27 @@ def test_codes_on_the_wire_page_are_those_of_the_code() -> None:
 def test_the_table_of_requests_on_the_wire_page_is_that_of_the_code() -> None:
     page = wire_table.PAGE.read_text("utf-8")
     assert page == wire_table.replaced(page), "write it anew: python -m tools.wire_table"
+
+
+def test_the_reference_is_that_of_the_docstrings() -> None:
+    page = reference.PAGE.read_text("utf-8")
+    assert page == reference.rendered(), "write it anew: python -m tools.reference"
+    assert shape.wide_lines_of(page, is_page=True) == 0
+    assert " at 0x" not in page
+
+
+def test_the_reference_has_every_public_name_once() -> None:
+    page, _, tree = reference.PAGE.read_text("utf-8").partition("## Errors")
+    headings = re.findall(r"^### (.+)$", page, re.MULTILINE)
+    errors_told = re.findall(r"^\| `(\w+)` \|", tree, re.MULTILINE)
+    constants = {name for _, name, value in reference.public() if isinstance(value, Enum)}
+    assert sorted([*headings, *errors_told, *constants]) == sorted(
+        name for _, name, _ in reference.public()
+    )
+
+
+def test_every_public_method_says_what_it_does() -> None:
+    assert reference.undocumented() == []
 
 
 def test_the_page_of_errors_has_a_row_for_each_class() -> None:

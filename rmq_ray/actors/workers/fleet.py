@@ -311,7 +311,10 @@ class Workers:
         self.stop()
 
     def status(self) -> dict[str, Any]:
-        """See ``FleetShell.status``."""
+        """``group``, ``actors`` (that run), ``target`` (that shall), ``made_anew`` (after a death),
+        ``lag`` (messages, as last measured for scaling) and ``workers``: counters of each, or its
+        error.
+        """
         found: dict[str, Any] = gateway.call(self._fleet, "status")
         return found
 

@@ -224,8 +224,8 @@ class GroupConsumer(ABC, Generic[E]):
         return self._engine.client.client_id if self._engine is not None else ""
 
     def stats(self) -> dict[str, Any]:
-        """Counters since ``start``, and the queues held now; see the engine's ``stats`` for the
-        names.
+        """Counters since ``start``, in messages (``pulled``, ``consumed_ok``, ``consumed_failed``,
+        ``in_flight``, ``lag`` and others), and ``queues``: one entry for each held now.
         """
         found = {"group": self._group, "state": self._life.state.name, "client_id": self.client_id}
         return found | (self._engine.stats() if self._engine is not None else {})

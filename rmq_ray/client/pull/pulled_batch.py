@@ -25,8 +25,11 @@ class PageSlice(NamedTuple):
 
 
 class PulledBatch(Sequence[MessageExt]):
-    """See the module. Keeps its pages in memory (up to 1 MiB each) as long as it lives; pickles as
-    its messages.
+    """What ``poll`` returned: a sequence of ``MessageExt``, those of one queue in the order of
+    their offsets; false when it is empty.
+
+    ``next_offsets``: queue -> offset to commit once the batch is done. Keeps its pages in memory
+    (up to 1 MiB each) as long as it lives; pickles as its messages.
     """
 
     def __init__(
