@@ -52,11 +52,16 @@ class ProducerShell:
         """
         return self._producer.send(topic_or_message, body, **options)
 
-    def send_batch(self, messages: Sequence[Message], **options: Any) -> list[SendResult]:
-        """Send messages of one topic to one queue; one result for each frame, whose ``count`` is
-        its messages. Options and errors: ``Producer.send_batch``.
+    def send_batch(
+        self,
+        messages: Sequence[Message] | str,
+        bodies: Sequence[bytes | Message] | None = None,
+        **options: Any,
+    ) -> list[SendResult]:
+        """Send messages of one topic, or a topic and bodies, to one queue; one result for each
+        frame, whose ``count`` is its messages. Options and errors: ``Producer.send_batch``.
         """
-        return self._producer.send_batch(messages, **options)
+        return self._producer.send_batch(messages, bodies, **options)
 
     def send_arrow(self, topic: str, data: Any, **options: Any) -> list[SendResult]:
         """Send the rows of a ``pyarrow.Table`` or ``RecordBatch``, which Ray hands over without a

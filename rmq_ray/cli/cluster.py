@@ -19,13 +19,15 @@ from rmq_ray.actors import names
 from rmq_ray.cli import brokers, output, ray_head
 from rmq_ray.cli.context import Options, first_line, pass_options, told
 from rmq_ray.errors import ClusterError
-from rmq_ray.topology.reader import read_topology
+from rmq_ray.topology.reader import REPLICAS_MAX, read_topology
 from rmq_ray.topology.rules import Topology
 
 SERVING = "serving"
 _MAIN_COLUMNS = ("state", "pid", "address")
 DESCRIBING = (
     "brokers",
+    "replicas",
+    "replication",
     "name_servers",
     "store_path",
     "flush",
@@ -115,6 +117,20 @@ def plan(options: Options, config: str, ray_port: int | None) -> None:
     show_default=True,
     type=click.IntRange(1, 26),
     help="How many brokers, each with its own store.",
+)
+@click.option(
+    "--replicas",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0, REPLICAS_MAX),
+    help="Slaves of each broker, one of which takes over when the master is gone.",
+)
+@click.option(
+    "--replication",
+    type=click.Choice(["async", "sync"]),
+    default="async",
+    show_default=True,
+    help="sync: a send counts as stored when every slave in sync has it, too.",
 )
 @click.option(
     "--name-servers",

@@ -88,6 +88,10 @@ def test_every_way_of_sending_works(cluster: TinyCluster) -> None:
         assert [result.count for result in results] == [5, 4] and {
             result.queue for result in results
         } == {queue}
+        (mixed,) = await producer.send_batch("orders", [b"1", Message("orders", b"2")], queue)
+        assert (mixed.count, mixed.queue) == (2, queue)
+        with pytest.raises(ClientError, match="call send_batch"):
+            await producer.send_batch([b"1", b"2"])  # type: ignore[list-item]
         assert await producer.send_oneway("orders", b"gone") is None  # type: ignore[func-returns-value]
         await producer.send("orders", b"last")
         with pytest.raises(MessageIllegal):

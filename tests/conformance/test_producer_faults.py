@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import logging
 import random
 import re
 import threading
@@ -48,6 +49,23 @@ def pair() -> Iterator[TinyCluster]:
 def assert_each_stored_once(broker: TinyBroker, bodies: set[bytes]) -> None:
     stored = [record.body for records in broker.stored.values() for record in records]
     assert sorted(stored) == sorted(bodies)
+
+
+def test_a_lost_connection_is_logged_once_and_says_so_once(
+    cluster: TinyCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.broker.fault = lambda arrival, number: "drop" if number == 0 else None
+    caplog.set_level(logging.INFO, logger="rmq_ray.client")
+    with Producer("web", discovery=cluster, send_timeout_ms=30_000) as producer:
+        producer.send("orders", b"x")
+
+        def lost() -> list[str]:
+            lines = [record.getMessage() for record in caplog.records]
+            return [line for line in lines if line.startswith("connection to")]
+
+        eventually(lost)
+    (line,) = lost()
+    assert line.count("connection to") == line.count(str(cluster.broker.address)) == 1
 
 
 @pytest.mark.parametrize("style", ["send", "send_async", "send_batch", "ordered", "delayed"])

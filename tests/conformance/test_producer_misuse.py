@@ -143,6 +143,7 @@ ONE = Message("orders", b"x")
         b"x",
         7,
         ONE,
+        [b"x", b"y"],
         [ONE, Message("orders", b"x", flag=1 << 32)],
         [Message("orders", b"x", delay=timedelta(1))],
         [Message("orders", b"x", wait_store_ok=False)],

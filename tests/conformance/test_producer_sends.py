@@ -168,6 +168,15 @@ def test_a_list_of_messages_is_one_frame_in_one_queue_and_too_long_a_list_is_sev
     ) == 30
 
 
+def test_a_batch_may_be_a_topic_and_bodies(cluster: TinyCluster, producer: Producer) -> None:
+    queue = MessageQueue("orders", "broker-a", 2)
+    for bodies in ([b"1", b"2"], [Message("orders", b"1"), b"2"]):
+        (result,) = producer.send_batch("orders", bodies, queue)
+        assert (result.count, result.queue) == (2, queue)
+        stored = cluster.broker.stored["orders", 2][result.queue_offset :]
+        assert [record.body for record in stored] == [b"1", b"2"]
+
+
 def test_a_message_can_be_given_its_queue_three_ways(
     cluster: TinyCluster, producer: Producer
 ) -> None:

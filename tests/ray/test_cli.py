@@ -494,10 +494,11 @@ def test_up_starts_ray_and_the_cluster_and_down_stops_exactly_these(
         row["check"]: row["found"] for row in cli.json("--address", first["ray_address"], "doctor")
     }
     assert niceness["niceness"] == "0"
-    second = cli.json(
-        "--cluster", "second", "up", "--ray-port", str(port), "--store", str(directory / "stores-2")
-    )
+    slaves = ("--replicas", "1", "--replication", "sync")
+    stores = ("--store", str(directory / "stores-2"))
+    second = cli.json("--cluster", "second", "up", "--ray-port", str(port), *stores, *slaves)
     assert (second["state"], second["ray"]) == ("started", "was running")
+    assert len(second["broker-a"]) == 2
     cli.ok("--address", first["ray_address"], "produce", "kept", "hello")
     down = cli.json("--address", first["ray_address"], "down")
     assert down == {"cluster": "default", "state": "stopped", "ray": "left running for second"}

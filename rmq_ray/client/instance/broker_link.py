@@ -275,4 +275,4 @@ class BrokerLink:
 
 
 def _lost(connection: Connection, error: RemotingError) -> None:
-    log.info("connection to %s lost: %s", connection.address, error)
+    log.info("%s", error)  # it names the connection

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from operator import index as as_index
+from typing import cast
 
 from rmq_ray.client.outgoing.send_payload import RECORD_OVERHEAD, FrameParts
 from rmq_ray.codec.record_batch import FRAME_RECORDS_MAX
@@ -34,6 +35,7 @@ from rmq_ray.model.message import (
 )
 from rmq_ray.model.topics import RETRY_PREFIX, SYSTEM_TOPICS
 from rmq_ray.protocol.validators import (
+    DELAY_LEVEL_MAX,
     NO_KEYS,
     PLAIN_KEYS,
     SPECIAL_PROPERTIES_BYTES_MAX,
@@ -60,6 +62,10 @@ Placement = tuple[MessageQueue | None, Selector | None, object, str | None]
 
 NO_LABELS: Labels = (None, NO_KEYS, None)
 TIMEOUT_S_MAX = 1e8
+SEND_FORM = "send(topic, body, tag=..., keys=[...]), the topic a string and the body bytes"
+BATCH_FORM = (
+    "send_batch(topic, [body, ...]) for bodies alone, send_batch([Message(...), ...]) for messages"
+)
 
 
 @dataclass(slots=True)
@@ -108,6 +114,7 @@ def checked_request(
         check_repeatable(keys)
     else:
         topic = topic_or_message
+        _check_kinds(topic, body)
     check_send_topic(topic)
     content = check_body(body, body_bytes_max)
     text = (
@@ -122,6 +129,28 @@ def checked_request(
         check_properties_fit(text, SPECIAL_PROPERTIES_BYTES_MAX)
         text += special_text(time, wait_store_ok)
     return SendRequest(topic, content, text, flag, special)
+
+
+def _check_kinds(topic: object, body: object) -> None:
+    """``ClientError`` for a topic that is no string, ``MessageIllegal`` for a body that is no
+    bytes: they say how the call is written.
+    """
+    if not isinstance(topic, str):
+        raise ClientError(
+            f"the topic must be a string, not {topic!r:.80}; call {SEND_FORM}", repr(topic)[:80]
+        )
+    if not isinstance(body, bytes | bytearray | memoryview):
+        given = "is missing" if body is None else f"must be bytes, not {type(body).__name__}"
+        raise MessageIllegal(f"the body {given}; {_as_bytes(body)}call {SEND_FORM}")
+
+
+def _as_bytes(body: object) -> str:
+    """How a body of some usual type becomes bytes."""
+    if isinstance(body, str):
+        return "encode it, for instance body.encode(); "
+    if isinstance(body, dict | list | tuple | int | float):
+        return "encode it, for instance json.dumps(body).encode(); "
+    return "" if body is None else "encode it first; "
 
 
 def _given(labels: object) -> bool:
@@ -266,12 +295,55 @@ def _level(delay_level: object) -> int:
 def _delay_ms(delay: object) -> int:
     """Rounded up to whole milliseconds: never early."""
     if not isinstance(delay, timedelta) or delay < timedelta(0):
-        raise ClientError(f"delay is {delay!r}; give a timedelta that is not negative", repr(delay))
+        raise ClientError(
+            f"delay is {delay!r}; give a timedelta that is not negative{_delay_form(delay)}",
+            repr(delay),
+        )
     whole, rest = divmod(delay, _MS)
     return whole + bool(rest)
 
 
+def _delay_form(delay: object) -> str:
+    """What to write for a bare number, which may mean seconds or one of RocketMQ's levels."""
+    if not isinstance(delay, int | float) or isinstance(delay, bool) or not delay > 0:
+        return ""
+    seconds = f": delay=timedelta(seconds={delay!r}) for {delay!r} s"
+    if isinstance(delay, int) and delay <= DELAY_LEVEL_MAX:
+        return f"{seconds}, or delay_level={delay} for level {delay} of {DELAY_LEVEL_MAX}"
+    return seconds
+
+
 # --- batches ---
+
+
+def batch_of(
+    messages: Iterable[Message] | str, bodies: object, queue: MessageQueue | None
+) -> tuple[Iterable[Message], MessageQueue | None]:
+    """The messages and the queue of a ``send_batch``: of messages, or of a topic with its bodies,
+    among which may be messages. A queue may stand behind messages without its name.
+    """
+    if not isinstance(messages, str):
+        if bodies is None:
+            return messages, queue
+        if queue is None and not isinstance(bodies, list | tuple):
+            return messages, cast(MessageQueue, bodies)  # whoever sends looks whether it is one
+        raise ClientError(
+            f"a batch of messages has no bodies beside it, {bodies!r:.80}; call {BATCH_FORM}"
+        )
+    if isinstance(bodies, str | bytes | bytearray | memoryview | Mapping):
+        bodies = None
+    try:
+        listed = list(bodies)  # type: ignore[call-overload]
+    except (TypeError, RuntimeError):
+        raise ClientError(
+            f"send_batch({messages!r:.80}, ...) takes a list of bodies, each of them bytes; call "
+            f"{BATCH_FORM}"
+        ) from None
+    batch = [one if isinstance(one, Message) else Message(messages, one) for one in listed]
+    for message in batch:
+        if message.topic != messages:
+            raise _unfit(message, messages)
+    return batch, queue
 
 
 def split_batch(
@@ -292,7 +364,8 @@ def split_batch(
         for message in messages:
             if not isinstance(message, Message):
                 raise ClientError(
-                    f"a batch consists of rmq_ray.Message objects, not {message!r:.80}"
+                    f"a batch without a topic consists of rmq_ray.Message objects, not "
+                    f"{message!r:.80}; call {BATCH_FORM}"
                 ) from None
             checked_request(message, None, NO_LABELS, 0, config.body_bytes_max)
         raise
@@ -303,7 +376,7 @@ def _listed(messages: Iterable[Message]) -> list[Message]:
         return list(messages)
     except (TypeError, RuntimeError):  # the second one: buffers of several dimensions
         raise ClientError(
-            f"a batch is a list of rmq_ray.Message objects, not {messages!r:.80}"
+            f"a batch is a list of rmq_ray.Message objects, not {messages!r:.80}; call {BATCH_FORM}"
         ) from None
 
 

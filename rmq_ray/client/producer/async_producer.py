@@ -30,6 +30,7 @@ from rmq_ray.client.outgoing.send_request import (
     Placement,
     Selector,
     SendRequest,
+    batch_of,
     check_placement,
     checked_request,
     placed,
@@ -225,17 +226,19 @@ class AsyncProducer(ProducerBase):
 
     async def send_batch(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[Message] | str,
+        bodies: Sequence[bytes | Message] | MessageQueue | None = None,
         queue: MessageQueue | None = None,
         *,
         timeout: float | None = None,
     ) -> list[SendResult]:
-        """Send messages of one topic to one queue; one result per frame sent. See
-        ``Producer.send_batch``.
+        """Send messages of one topic, or a topic and bodies, to one queue; one result per frame
+        sent. See ``Producer.send_batch``.
         """
         sender = await self._ready()
         timeout_ms = self._time(timeout)
-        topic, parts = split_batch(messages, self._config)
+        batch, queue = batch_of(messages, bodies, queue)
+        topic, parts = split_batch(batch, self._config)
         namespace = self._config.namespace
         topic, queue = (
             with_namespace(namespace, topic),

@@ -28,6 +28,7 @@ from rmq_ray.client.outgoing.send_future import SendFuture
 from rmq_ray.client.outgoing.send_request import (
     Selector,
     SendRequest,
+    batch_of,
     checked_request,
     is_special,
     placed,
@@ -288,12 +289,16 @@ class Producer(ProducerBase):
 
     def send_batch(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[Message] | str,
+        bodies: Sequence[bytes | Message] | MessageQueue | None = None,
         queue: MessageQueue | None = None,
         *,
         timeout: float | None = None,
     ) -> list[SendResult]:
         """Send messages of one topic to one queue and wait; a frame is stored whole or not at all.
+
+        ``send_batch([Message("orders", b"1"), ...])``, or ``send_batch("orders", [b"1", b"2"])``: a
+        topic and bodies, among which may be messages of it. A queue may follow messages directly.
 
         Returns one result per frame sent (their ``count`` adds up to ``len(messages)``): one,
         unless the batch exceeds ``batch_bytes_max``. ``timeout``: s, per frame; the first one's
@@ -302,7 +307,8 @@ class Producer(ProducerBase):
         """
         core = self._core or self._ready()
         timeout_ms = self._time(timeout)
-        topic, frames = split_batch(messages, self._config)
+        batch, queue = batch_of(messages, bodies, queue)
+        topic, frames = split_batch(batch, self._config)
         return send_frames(core, self._steps, topic, frames, queue, timeout_ms)
 
     def send_arrow(  # noqa: PLR0913 - the public signature

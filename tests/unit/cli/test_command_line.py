@@ -92,6 +92,8 @@ def test_every_command_explains_itself(command: tuple[str, ...]) -> None:
         ("store", "dump", ".", "--from-offset", "-1"),
         ("up", "--flush", "often"),
         ("up", "--brokers", "0"),
+        ("up", "--replicas", "10"),
+        ("up", "--replicas", "1", "--replication", "often"),
         ("up", "--broker-port", "70000"),
         ("--timeout", "0", "status"),
         ("up", "--ray-port", "10010"),

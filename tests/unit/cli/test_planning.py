@@ -43,6 +43,10 @@ def test_a_wrong_file_ends_the_command_with_its_line(file: Path, command: str) -
     ("options", "said"),
     [
         (["--store", "x"], "--store: the topology file says that"),
+        (
+            ["--replicas", "1", "--replication", "sync"],
+            "--replicas, --replication: the topology file says that",
+        ),
         (["--cluster", "b"], "--cluster b is not the cluster of"),
     ],
 )

@@ -32,6 +32,34 @@ WAYS = pytest.mark.parametrize("way", [one, of_batch])
 Way = Callable[[Message], tuple[str, int]]
 
 
+FORM = r"call send\(topic, body, tag=\.\.\., keys=\[\.\.\.\]\)"
+
+
+@pytest.mark.parametrize(
+    ("topic", "body", "wrong", "said"),
+    [
+        (b"x", None, ClientError, "the topic must be a string, not b'x'; " + FORM),
+        (b"orders", b"x", ClientError, "the topic must be a string, not b'orders'; " + FORM),
+        (None, b"x", ClientError, "the topic must be a string, not None; " + FORM),
+        ("orders", None, MessageIllegal, "the body is missing; " + FORM),
+        (
+            "orders",
+            "x",
+            MessageIllegal,
+            r"not str; encode it, for instance body.encode\(\); " + FORM,
+        ),
+        ("orders", 5, MessageIllegal, r"json\.dumps\(body\)\.encode\(\); " + FORM),
+        ("orders", {"a": 1}, MessageIllegal, r"json\.dumps\(body\)\.encode\(\); " + FORM),
+        ("orders", object(), MessageIllegal, "not object; encode it first; " + FORM),
+    ],
+)
+def test_a_call_with_wrong_arguments_is_told_its_right_form(
+    topic: Any, body: Any, wrong: type[Exception], said: str
+) -> None:
+    with pytest.raises(wrong, match=said):
+        checked_request(topic, body, NO_LABELS, 0, 10)
+
+
 @pytest.mark.parametrize(
     "keys",
     [None, (), [], "", frozenset(), set(), {}.keys(), np.array([]), pd.Series([], dtype=object)],

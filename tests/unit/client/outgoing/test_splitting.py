@@ -4,11 +4,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from rmq_ray.client.outgoing.send_request import split_batch
+from rmq_ray.client.outgoing.send_request import batch_of, split_batch
 from rmq_ray.config import ProducerConfig
 from rmq_ray.errors import ClientError, MessageIllegal, MessageTooLarge
+from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import Message
 
 CONFIG = ProducerConfig(batch_bytes_max=1000)
@@ -58,3 +61,38 @@ def test_empty_batches_and_long_bodies_are_refused() -> None:
         split_batch([], CONFIG)
     with pytest.raises(MessageTooLarge):
         split_batch([Message("T", b"x" * 11)], CONFIG.but(body_bytes_max=10))
+
+
+QUEUE = MessageQueue("T", "broker-a", 1)
+
+
+@pytest.mark.parametrize("queue", [None, QUEUE])
+def test_a_batch_is_messages_or_a_topic_with_bodies(queue: MessageQueue | None) -> None:
+    messages = [Message("T", b"x"), Message("T", b"y", tag="paid")]
+    assert batch_of(messages, None, queue) == (messages, queue)
+    assert batch_of("T", [b"x", messages[1]], queue) == (messages, queue)
+    assert batch_of("T", iter((b"x", messages[1])), queue) == (messages, queue)
+    assert batch_of(messages, queue, None) == (messages, queue)
+
+
+@pytest.mark.parametrize(
+    ("messages", "bodies", "said"),
+    [
+        ("T", None, r"call send_batch\(topic, \[body, \.\.\.\]\)"),
+        ("T", b"xy", r"call send_batch\(topic, \[body, \.\.\.\]\)"),
+        ("T", 7, r"call send_batch\(topic, \[body, \.\.\.\]\)"),
+        ("T", {b"x": 1}, r"call send_batch\(topic, \[body, \.\.\.\]\)"),
+        ("T", [], "the batch is empty"),
+        ("T", [b"x", "y"], "must be bytes, not str"),
+        ("T", [Message("other", b"x")], "a batch has one topic, not 'T' and 'other'"),
+        ([Message("T", b"x")], [b"y"], "no bodies beside it"),
+        ([b"x", b"y"], None, r"not b'x'; call send_batch\(topic, \[body, \.\.\.\]\)"),
+        (b"x", None, r"not 120; call send_batch\(topic, \[body, \.\.\.\]\)"),
+        (7, None, r"not 7; call send_batch\(topic, \[body, \.\.\.\]\)"),
+    ],
+)
+def test_a_batch_of_another_form_is_told_the_right_ones(
+    messages: Any, bodies: Any, said: str
+) -> None:
+    with pytest.raises((ClientError, MessageIllegal), match=said):
+        split_batch(batch_of(messages, bodies, None)[0], CONFIG)

@@ -35,6 +35,27 @@ def test_the_longest_delay_is_the_brokers_matter() -> None:
     assert when(0, timedelta.max, None) == f"TIMER_DELAY_MS\x01{(10**9) * 86_400_000}\x02"
 
 
+@pytest.mark.parametrize(
+    ("delay", "said"),
+    [
+        (2, r"delay=timedelta\(seconds=2\) for 2 s, or delay_level=2 for level 2 of 18"),
+        (19, r"negative: delay=timedelta\(seconds=19\) for 19 s$"),
+        (0.5, r"negative: delay=timedelta\(seconds=0.5\) for 0.5 s$"),
+        (0, "negative$"),
+        (-2, "negative$"),
+        (True, "negative$"),
+        (float("nan"), "negative$"),
+        ("2", "negative$"),
+        (timedelta(seconds=-1), "negative$"),
+    ],
+)
+def test_a_delay_without_unit_is_refused_with_what_to_write(delay: object, said: str) -> None:
+    with pytest.raises(ClientError, match=said):
+        when(0, delay, None)
+    with pytest.raises(ClientError, match=said):
+        checked_request(Message("orders", b"x", delay=delay), None, NO_LABELS, 0, 10)  # type: ignore[arg-type]
+
+
 def test_a_local_time_that_is_no_point_in_time_is_a_typed_error() -> None:
     with pytest.raises(ClientError, match="deliver_at"):
         when(0, None, datetime.min)
