@@ -91,6 +91,7 @@ if TYPE_CHECKING:
         RmqError,
         SendError,
         SendTimeout,
+        SendUnconfirmed,
         SendUnknown,
         SparkError,
         StoreError,
@@ -198,6 +199,7 @@ __all__ = [
     "SendSpans",
     "SendStatus",
     "SendTimeout",
+    "SendUnconfirmed",
     "SendUnknown",
     "SimpleConsumer",
     "SparkError",
@@ -256,8 +258,8 @@ _HOMES = {
         "ConfigError ConsumeError GroupInUse GroupNotFound MessageIllegal "
         "MessageTooLarge NotAssigned NotARequest NotAuthorized OffsetOutOfRange "
         "PromotionRefused RecallFailed ReceiptStale RemotingError RequestTimeout "
-        "RmqError SendError SendTimeout SendUnknown SparkError StoreError TooManyInFlight "
-        "TopicExists TopicNotFound TopicNotWritable TransactionEnded "
+        "RmqError SendError SendTimeout SendUnconfirmed SendUnknown SparkError StoreError "
+        "TooManyInFlight TopicExists TopicNotFound TopicNotWritable TransactionEnded "
         "TransactionError TransactionUnknown"
     ),
     "rmq_ray.model.ids": "MessageQueue",

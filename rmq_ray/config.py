@@ -428,6 +428,7 @@ class ProducerConfig(_Group):
     body_bytes_max: int = 4 * MIB  # maxMessageSize; a longer one is MessageTooLarge
     default_topic_queues: int = 4  # of a topic that the first send creates
     retry_another_broker_when_not_store_ok: bool = False
+    raise_on_status: bool = True  # SendUnconfirmed for a status below SEND_OK; RocketMQ returns it
     linger_ms: float = 2.0  # send_async: how long a message waits for others
     batch_messages_max: int = 1_000  # of a frame of send_async
     batch_bytes_max: int = MIB  # of a frame

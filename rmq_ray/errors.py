@@ -8,7 +8,8 @@ says whose fault it was.
     │   └── NotARequest                  a reply to a message that asks for none (caller)
     ├── SendError                        a send that is definitely not stored
     │   ├── SendUnknown                  may be stored: connection lost behind the frame (network)
-    │   │   └── SendTimeout              may be stored: no answer within the time-out (network)
+    │   │   ├── SendTimeout              may be stored: no answer within the time-out (network)
+    │   │   └── SendUnconfirmed          stored, less safely than asked for: no slave in sync (peer)
     │   ├── MessageTooLarge, MessageIllegal (caller)
     │   ├── BrokerBusy                   refused before anything was written; try again (peer)
     │   ├── BrokerUnreachable            no connection: nothing was sent (network)
@@ -55,7 +56,7 @@ Arguments are positional and plain values (Ray hands exceptions on by pickling `
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class RmqError(Exception):
@@ -119,6 +120,25 @@ class SendTimeout(SendUnknown):
     """No answer within the send's overall time-out; the message may be stored."""
 
     code = 10002
+
+
+class SendUnconfirmed(SendUnknown):
+    """The broker has the message, but not as safely as its mode demands, and consumers may not get
+    it (args[2] = what of the same call is stored safely, as of any ``SendError`` of a batch or
+    table; args[3] = the results).
+    """
+
+    @property
+    def results(self) -> tuple[Any, ...]:
+        """``SendResult``s of what the broker has, with their ``status``: those that were confirmed
+        first.
+        """
+        return tuple(self.args[3]) if len(self.args) > 3 else ()
+
+    @property
+    def result(self) -> Any:
+        """The result that was not confirmed; None where there is none."""
+        return self.results[-1] if self.results else None
 
 
 class MessageTooLarge(SendError):

@@ -21,7 +21,7 @@ from rmq_ray.cli import output
 from rmq_ray.cli.context import Options, pass_options, told
 from rmq_ray.client.admin.dead_letters import Resending
 from rmq_ray.client.messages.received import MessageExt
-from rmq_ray.errors import ClusterError, RmqError
+from rmq_ray.errors import ClusterError, RmqError, SendUnknown
 from rmq_ray.model.topics import TRACE_TOPIC
 
 GROUP = "rmq-ray-cli"
@@ -141,9 +141,11 @@ def _sent(
 
 
 def _fault(number: int, future: Future[Any]) -> str | None:
-    """Why a line was not stored."""
+    """Why a line was not stored, or perhaps not."""
     try:
         future.result()
+    except SendUnknown as error:
+        return f"line {number} may be: {error} [{type(error).__name__}]"
     except RmqError as error:
         return f"line {number} was not: {error} [{type(error).__name__}]"
     return None

@@ -86,7 +86,9 @@ def test_while_a_broker_is_killed_again_and_again_nothing_is_lost_and_nothing_is
         for collector in collectors
     ]
     producers = [
-        rmq.Producer(f"chaos-{number}", cluster=mq.name, send_timeout_ms=30_000)
+        rmq.Producer(
+            f"chaos-{number}", cluster=mq.name, send_timeout_ms=30_000, raise_on_status=False
+        )
         for number in range(2)
     ]
     senders = [

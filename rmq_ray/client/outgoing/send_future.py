@@ -23,8 +23,9 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
+from rmq_ray.client.outgoing.confirming import own_copy, unconfirmed
 from rmq_ray.client.outgoing.send_payload import StoredAt
-from rmq_ray.errors import RmqError, SendError
+from rmq_ray.errors import RmqError, SendError, SendUnconfirmed
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import SendResult
 
@@ -112,7 +113,8 @@ class BatchOutcome:
     def error_at(self, index: int) -> RmqError | None:
         """Of the message at ``index``, where the batch has an ``error``."""
         if self.verdicts is None:
-            return self.error
+            alone = unconfirmed(self.result(index)) if self._is_unconfirmed else None
+            return alone or self.error
         verdict = self.verdicts[index]
         return verdict if isinstance(verdict, SendError) else None
 
@@ -129,6 +131,10 @@ class BatchOutcome:
         message_id = self.message_ids[index]
         transaction_id = message_id if self.transactional else None
         return self.stored.result(message_id, index, self._start(index), transaction_id)
+
+    @property
+    def _is_unconfirmed(self) -> bool:
+        return isinstance(self.error, SendUnconfirmed) and self.stored is not None
 
     def _start(self, index: int) -> int:
         """Bytes from the first record to this one."""
@@ -172,13 +178,11 @@ class SendFuture(Future[SendResult]):
 
     @property
     def _exception(self) -> RmqError | None:  # type: ignore[override]
-        """A copy for every reader: raising one shared object from many threads would chain their
-        tracebacks.
-        """
+        """A copy for every reader."""
         if self._outcome.error is None:
             return None
         error = self._outcome.error_at(self._index)
-        return None if error is None else type(error)(*error.args)
+        return None if error is None else own_copy(error)
 
     @property
     def _result(self) -> SendResult | None:  # type: ignore[override]

@@ -21,6 +21,7 @@ from rmq_ray.client.transaction.transaction_listener import (
     TransactionListener,
     TransactionSendResult,
     check_listener,
+    checked_half,
     failed_state,
     half_of,
     said_state,
@@ -47,9 +48,10 @@ class TransactionProducer(Producer):
         """Store the half, run the listener's local transaction with ``arg``, commit or roll back
         and wait for the acknowledgement.
 
-        A half whose status is not SEND_OK is rolled back and the listener is not called.
-        ``timeout``: s for the half, and again for its end. Raises ``SendError`` (the listener did
-        not run) and what ends raise: ``TransactionUnknown``, ``TransactionEnded``.
+        A half whose status is not SEND_OK is rolled back and the listener is not called:
+        ``TransactionError``, unless ``raise_on_status=False``. ``timeout``: s for the half, and
+        again for its end. Raises ``SendError`` (the listener did not run) and what ends raise:
+        ``TransactionUnknown``, ``TransactionEnded``.
         """
         core = self._core or self._ready()
         timeout_ms = self._time(timeout)
@@ -59,6 +61,7 @@ class TransactionProducer(Producer):
         if half.result.status is SendStatus.SEND_OK:
             state, error = self._execute(message, arg)
         sender.engine.end(half, state, timeout_ms)
+        checked_half(half.result, self._config.raise_on_status)
         return TransactionSendResult.of(half.result, state, error)
 
     def __getstate__(self) -> dict[str, Any]:

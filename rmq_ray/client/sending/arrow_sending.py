@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rmq_ray.client.outgoing.confirming import beside_stored
 from rmq_ray.client.outgoing.send_future import FINISHED, BatchOutcome
 from rmq_ray.client.outgoing.send_payload import RECORD_OVERHEAD, FrameParts, RecordsPayload
 from rmq_ray.client.sending.arrow_columns import CheckedRows, Columns, read_rows
@@ -187,11 +188,11 @@ class TableSend:
                     break
         except SendError as error:
             self._failed(wait=True)
-            raise partly_sent(error, self._topic, self._stored()) from error
+            raise partly_sent(error, self._topic, *self._stored()) from error
         self._failed(wait=True)
         for _, outcome in self._sent:
             if outcome.error is not None:
-                raise partly_sent(outcome.error, self._topic, self._stored()) from outcome.error
+                raise partly_sent(outcome.error, self._topic, *self._stored()) from outcome.error
         return [_result(outcome) for _, outcome in self._sent]
 
     def _begin(self, frame: ArrowFrame, started_ms: float) -> None:
@@ -256,11 +257,15 @@ class TableSend:
             failed = failed or outcome.error is not None
         return failed
 
-    def _stored(self) -> list[tuple[int, int]]:
-        return [
-            (frame.begin, frame.end)
+    def _stored(self) -> tuple[list[tuple[int, int]], list[SendResult]]:
+        """Rows of frames that are stored, and their results."""
+        stored = [
+            (frame, outcome)
             for frame, outcome in self._sent
             if outcome.state is FINISHED and outcome.error is None
+        ]
+        return [(frame.begin, frame.end) for frame, _ in stored], [
+            _result(outcome) for _, outcome in stored
         ]
 
 
@@ -280,13 +285,18 @@ def encode_rows(
     return RecordsPayload(queue.topic, queue.queue_id, records, sizes, frame_id, keys)
 
 
-def partly_sent(error: BaseException, topic: str, stored: list[tuple[int, int]]) -> SendError:
-    """The error of a table of which these rows [first, behind last) are stored."""
+def partly_sent(
+    error: BaseException,
+    topic: str,
+    stored: list[tuple[int, int]],
+    results: Sequence[SendResult],
+) -> SendError:
+    """The error of a table of which these rows [first, behind last) are stored, with these
+    results.
+    """
     rows = sum(end - begin for begin, end in stored)
-    kind = type(error) if isinstance(error, SendError) else SendError
-    return kind(
-        f"{error}; {rows} rows of other frames are stored, args[2] tells which", topic, stored
-    )
+    said = f"{rows} rows of other frames are stored, args[2] tells which"
+    return beside_stored(error, said, topic, stored, results)
 
 
 def _result(outcome: BatchOutcome) -> SendResult:
@@ -427,6 +437,7 @@ class LoopTableSend:
         )
 
     def _results(self) -> list[SendResult]:
+        ends = [end for end in self._ends if isinstance(end, SendResult)]
         stored = [
             (frame.begin, frame.end)
             for frame, end in zip(self._begun, self._ends, strict=True)
@@ -442,6 +453,6 @@ class LoopTableSend:
             if isinstance(end, RmqError) and not isinstance(end, SendError):
                 raise end
             if isinstance(end, Exception):
-                raise partly_sent(end, self._call.topic, stored) from end
+                raise partly_sent(end, self._call.topic, stored, ends) from end
             results.append(end)
         return results

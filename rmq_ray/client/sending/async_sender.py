@@ -281,6 +281,7 @@ class AsyncSender:
         error = flight.error(self._clock.monotonic_ms())
         if error is None and flight.stored is not None:
             send.told.queue, send.told.stored = flight.stored.queue, flight.stored
+            error = flight.unconfirmed()
         self._finish(send, error)
 
     def _finish(self, send: AsyncSend, error: SendError | None) -> None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
+from rmq_ray.client.outgoing.confirming import unconfirmed
 from rmq_ray.client.outgoing.send_future import BatchOutcome
 from rmq_ray.client.outgoing.send_payload import FrameParts
 from rmq_ray.client.sending.send_engine import InFlightSend
@@ -56,8 +57,10 @@ class BatchBisect(Generic[Verdict]):
         """
         return self._left[-1] if self._left else None
 
-    def stored(self, verdicts: Sequence[Verdict]) -> None:
-        """The part is stored; one verdict for each of its messages."""
+    def stored(self, verdicts: Sequence[Verdict | SendError]) -> None:
+        """The part is stored, as safely as asked for or not; one verdict for each of its
+        messages.
+        """
         self._left.pop()
         self.verdicts += verdicts
 
@@ -78,7 +81,7 @@ class BatchBisect(Generic[Verdict]):
 
 
 async def bisected(
-    count: int, send: Callable[[int, int], Awaitable[Sequence[Verdict]]]
+    count: int, send: Callable[[int, int], Awaitable[Sequence[Verdict | SendError]]]
 ) -> list[Verdict | SendError]:
     """The verdict of each of ``count`` messages. ``send(begin, end)`` sends these of them as one
     frame.
@@ -124,10 +127,15 @@ class SplitBatch:
         ``begin`` gave.
         """
         self.refusal = self.refusal or error
-        if error is not None:
+        part, told = self._bisect.part, self._outcome
+        if error is not None and told.stored is None:
             self._bisect.failed(error)
-        elif (part := self._bisect.part) is not None:
-            self._bisect.stored([(self._outcome, place) for place in range(part[1] - part[0])])
+        elif part is not None:
+            found: list[tuple[BatchOutcome, int] | SendError] = []
+            for place in range(part[1] - part[0]):
+                alone = None if error is None else unconfirmed(told.result(place))
+                found.append(alone or (told, place))
+            self._bisect.stored(found)
 
     def begin(self) -> BatchOutcome | None:
         """Where the next part's result belongs; ``send`` makes its frame. None: every message has

@@ -40,6 +40,7 @@ from enum import Enum
 from typing import Any, ClassVar, Generic, TypeVar
 
 from rmq_ray.client.instance.identity import ProducerIdentity
+from rmq_ray.client.outgoing.confirming import own_copy
 from rmq_ray.client.outgoing.send_future import BatchOutcome
 from rmq_ray.client.outgoing.send_payload import RECORD_OVERHEAD, SizedPayload, encode_records
 from rmq_ray.client.outgoing.send_request import SendRequest
@@ -410,7 +411,7 @@ class SendCoalescer(GroupCommit[SendRequest, MessageGroup]):
             return group.outcome.result(index)
         if isinstance(error, ONE_OF_MANY) and len(group.items) > 1:
             return self._alone(group.items[index], group.queue, group.began_ms)
-        raise type(error)(*error.args)
+        raise own_copy(group.outcome.error_at(index) or error)
 
     def _ship(self, group: MessageGroup) -> None:
         until_ms = group.began_ms + self._timeout_ms

@@ -24,6 +24,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from rmq_ray.client.instance.client_instance import ClientInstance
+from rmq_ray.client.outgoing.confirming import confirmed, own_copy, unconfirmed
 from rmq_ray.client.outgoing.send_payload import (
     RECORD_OVERHEAD,
     FrameParts,
@@ -138,7 +139,7 @@ class LoopGroup(Generic[Item, Result]):
             if answer.done():  # its caller was cancelled
                 continue
             if isinstance(mine, RmqError):
-                answer.set_exception(type(mine)(*mine.args))
+                answer.set_exception(own_copy(mine))
             else:
                 answer.set_result(mine)
 
@@ -460,7 +461,7 @@ class LoopSender:
         the producer's.
         """
         stored = await self.resolve(payload, queue, pinned, timeout_ms, engine)
-        return frame_result(payload, stored)
+        return confirmed(frame_result(payload, stored), (engine or self._core.engine).raises)
 
     async def resolve(
         self,
@@ -574,7 +575,9 @@ class LoopSender:
         finally:
             place.release()
 
-    async def _ship_part(self, frame: MessageFrame, begin: int, end: int) -> Sequence[SendResult]:
+    async def _ship_part(
+        self, frame: MessageFrame, begin: int, end: int
+    ) -> Sequence[SendResult | SendError]:
         """These messages of the frame."""
         items = frame.items[begin:end]
         parts = [i.body for i in items], [i.text for i in items], [i.flag for i in items]
@@ -582,7 +585,10 @@ class LoopSender:
         payload = await self._records(frame.queue, parts, left_ms)
         left_ms = self._core.left_ms(frame.timeout_ms, frame.began_ms)
         pinned = isinstance(frame.key, MessageQueue)
-        return message_results(payload, await self.resolve(payload, frame.queue, pinned, left_ms))
+        found = message_results(payload, await self.resolve(payload, frame.queue, pinned, left_ms))
+        if not self._core.engine.raises:
+            return found
+        return [unconfirmed(result) or result for result in found]
 
     async def _records(
         self, queue: MessageQueue, parts: FrameParts, timeout_ms: float

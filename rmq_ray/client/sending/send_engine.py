@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from rmq_ray.client.instance.client_instance import ClientInstance
+from rmq_ray.client.outgoing.confirming import confirmed, unconfirmed
 from rmq_ray.client.outgoing.queue_choice import QueueChoice, RoundRobin
 from rmq_ray.client.outgoing.send_payload import FramePayload, StoredAt
 from rmq_ray.codec.key_range import KeyRange
@@ -33,6 +34,7 @@ from rmq_ray.errors import (
     MalformedFrame,
     RemotingError,
     SendError,
+    SendUnconfirmed,
     SendUnknown,
     TooManyRequests,
 )
@@ -138,6 +140,12 @@ class InFlightSend:
             decision = self.attempts.failed(self._failure[0], self._failure[1], now_ms)
         return None if decision.step is Step.GIVE_UP else decision
 
+    def unconfirmed(self) -> SendUnconfirmed | None:
+        """The error of what is stored less safely than asked for, where that is to be raised."""
+        if self.stored is None or not self._engine.raises:
+            return None
+        return unconfirmed(frame_result(self.payload, self.stored))
+
     def follow(self, decision: Decision) -> None:
         """Prepare the next attempt: head elsewhere if so decided, and have the route looked at
         again.
@@ -199,10 +207,14 @@ class SendEngine:
         self.choice = choice
         self.round_robin = round_robin
         self.not_ok_elsewhere = config.retry_another_broker_when_not_store_ok
+        self.raises = config.raise_on_status
+        """Whether a status below SEND_OK is raised: ``client.outgoing.confirming``."""
 
-    def idempotent(self) -> SendEngine:
-        """The same, but to one broker only once it may have the payload."""
-        config = self.config.but(idempotent=True)
+    def of_halves(self) -> SendEngine:
+        """The same, but to one broker only once it may have the payload, and any status is
+        returned: what is stored is still to be ended.
+        """
+        config = self.config.but(idempotent=True, raise_on_status=False)
         return SendEngine(self.instance, config, self.round_robin, self.choice)
 
     def brokers(self, queue: MessageQueue, pinned: bool) -> int:
@@ -247,7 +259,7 @@ class SendEngine:
         started_ms: float,
     ) -> SendResult:
         """Send and wait until ``timeout_ms`` after ``started_ms`` (monotonic). Raises
-        ``SendError``: definite, or ``SendUnknown`` / ``SendTimeout``.
+        ``SendError``: definite, or ``SendUnknown`` / ``SendTimeout`` / ``SendUnconfirmed``.
         """
         config = self.config
         repeats = config.idempotent or self.brokers(queue, pinned) == 1
@@ -265,7 +277,7 @@ class SendEngine:
             if left <= 0:
                 break
             outcome, send.address = self._attempt(payload, send.queue, now + left, 1)
-        return frame_result(payload, send.place(clock.monotonic_ms()))
+        return confirmed(frame_result(payload, send.place(clock.monotonic_ms())), self.raises)
 
     def oneway(self, payload: FramePayload, queue: MessageQueue) -> None:
         """Send without an answer, once. Raises ``BrokerUnreachable`` when it could not be sent,

@@ -31,6 +31,7 @@ from rmq_ray.client.interceptors.send_hooks import (
     SendHook,
 )
 from rmq_ray.client.outgoing.compressing import Compressor
+from rmq_ray.client.outgoing.confirming import beside_stored
 from rmq_ray.client.outgoing.send_future import SendFuture
 from rmq_ray.client.outgoing.send_payload import FrameParts
 from rmq_ray.client.outgoing.send_request import Placement, Selector, SendRequest
@@ -359,5 +360,6 @@ def partly(
 ) -> SendError:
     """The error of a batch of which these frames are stored: ``args[2]`` says how much."""
     stored = sum(result.count for result in results)
-    kind = type(error) if isinstance(error, SendError) else SendError  # else: closed on the way
-    return kind(f"{error}; the first {stored} messages are stored", topic, told(stored))
+    return beside_stored(
+        error, f"the first {stored} messages are stored", topic, told(stored), results
+    )

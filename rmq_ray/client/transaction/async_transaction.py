@@ -48,6 +48,7 @@ from rmq_ray.client.transaction.transaction_engine import Half, attempt_ms, chec
 from rmq_ray.client.transaction.transaction_listener import (
     TransactionListener,
     TransactionSendResult,
+    checked_half,
     failed_state,
     said_state,
 )
@@ -306,6 +307,7 @@ async def run_in_transaction(
     if half.result.status is SendStatus.SEND_OK:
         state, error = await _execute(halves.core.group, listener, message, arg)
     await halves.end(half, state, timeout_ms)
+    checked_half(half.result, halves.core.config.raise_on_status)
     return TransactionSendResult.of(half.result, state, error)
 
 

@@ -35,7 +35,7 @@ from rmq_ray.errors import (
     TransactionUnknown,
 )
 from rmq_ray.model.ids import MessageQueue
-from rmq_ray.model.message import SendResult
+from rmq_ray.model.message import SendResult, SendStatus
 from rmq_ray.protocol.retry import BACK_OFF_FIRST_MS, BACK_OFF_MAX_MS, TRANSIENT_CODES
 from rmq_ray.protocol.transaction import IMMUNITY_S_MAX, LocalTransactionState
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
@@ -46,6 +46,7 @@ from rmq_ray.remoting.wire.headers import EndTransactionHeader
 log = logging.getLogger("rmq_ray.client.transaction.transaction")
 KNOWN_MAX = 10_000  # decisions of this process that it remembers until they are acknowledged
 OPEN_MAX = 200_000  # halves that are not decided: more than one transaction may have
+_NOT_CONFIRMED = {status.value for status in SendStatus if status is not SendStatus.SEND_OK}
 ATTEMPT_MS_MIN, ATTEMPT_MS_MAX = 1_000.0, 3_000.0
 
 
@@ -265,10 +266,11 @@ class TransactionEngine:
         self, half: Half, state: LocalTransactionState, code: int, remark: str | None
     ) -> None:
         """The broker's answer to an end. Raises unless it says that it is so."""
-        if code == ResponseCode.FLUSH_DISK_TIMEOUT:
+        if code in _NOT_CONFIRMED:
             raise TransactionUnknown(
-                f"{state.name} of transaction {half.key} is written, but not flushed in "
-                f"time: it may be lost with the host",
+                f"{state.name} of transaction {half.key} was answered "
+                f"{ResponseCode(code).name}: {SendStatus(code).meaning}; if it is lost, the "
+                f"broker asks, and is told the same",
                 half.key,
             )
         self._forget(half.key)

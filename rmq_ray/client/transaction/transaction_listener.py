@@ -15,7 +15,7 @@ from typing import Any
 from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.client.outgoing.send_request import SendRequest, checked_request
 from rmq_ray.client.transaction.transaction_checks import as_state
-from rmq_ray.errors import ClientError
+from rmq_ray.errors import ClientError, TransactionError
 from rmq_ray.model.message import Message, SendResult
 from rmq_ray.protocol.transaction import LocalTransactionState
 
@@ -76,6 +76,20 @@ def check_listener(listener: object) -> TransactionListener:
             f"execute_local_transaction and check_local_transaction"
         )
     return listener
+
+
+def checked_half(half: SendResult, raises: bool) -> None:
+    """A half that was rolled back because it is not stored as safely as the mode demands.
+    ``TransactionError`` where that was asked for: nothing of it is ever delivered.
+    """
+    if half.unknown and raises:
+        raise TransactionError(
+            f"half message {half.message_id} was answered {half.status.name} by "
+            f"{half.queue.broker_name}: {half.status.meaning}. It was rolled back, and the local "
+            f"transaction did not run: begin again later (raise_on_status=False returns the "
+            f"result instead)",
+            half.message_id,
+        )
 
 
 def half_of(message: object, body_bytes_max: int) -> SendRequest:

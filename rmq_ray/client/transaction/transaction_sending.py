@@ -132,7 +132,7 @@ class HalfSending:
     def __init__(self, core: ProducerCore) -> None:
         self._core = core
         self._timeout_ms = float(core.config.send_timeout_ms)
-        self.engine = core.engine.idempotent()
+        self.engine = core.engine.of_halves()
         self._coalescer = HalfCoalescer(self.engine, core.identity, core.async_sender, self._again)
 
     def send(

@@ -117,7 +117,10 @@ class Numbered:
         self.failed: list[BaseException] = []
         self._stop = threading.Event()
         self._producer = rmq.Producer(
-            f"numbered-{uuid.uuid4().hex[:6]}", cluster=mq.name, send_timeout_ms=30_000
+            f"numbered-{uuid.uuid4().hex[:6]}",
+            cluster=mq.name,
+            send_timeout_ms=30_000,
+            raise_on_status=False,
         )
         self._thread = threading.Thread(target=self._run, args=(topic,), daemon=True)
 

@@ -11,12 +11,12 @@ import click
 import pytest
 
 from rmq_ray.cli import messages
-from rmq_ray.errors import BrokerBusy, MessageTooLarge
+from rmq_ray.errors import BrokerBusy, MessageTooLarge, SendUnconfirmed
 
 
 class Broker:
     """Stands for the producer: lines of more than five bytes are refused at once, "busy" is refused
-    by the broker later, "late" when the next line is on its way."""
+    by the broker later, "late" when the next line is on its way; "slack" has no second copy."""
 
     def __init__(self) -> None:
         self.taken: list[bytes] = []
@@ -31,6 +31,8 @@ class Broker:
             self.late = None
         if body == b"late":
             self.late = answer
+        elif body == b"slack":
+            answer.set_exception(SendUnconfirmed("SLAVE_NOT_AVAILABLE"))
         elif body == b"busy":
             answer.set_exception(BrokerBusy("the disk is full"))
         else:
@@ -60,6 +62,10 @@ def test_all_lines_but_empty_ones_are_sent(monkeypatch: pytest.MonkeyPatch) -> N
         (
             b"one\nfar too long\ntwo",
             "1 messages were stored; line 2 was not: the body has 12 bytes [MessageTooLarge]",
+        ),
+        (
+            b"one\nslack\n",
+            "1 messages were stored; line 2 may be: SLAVE_NOT_AVAILABLE [SendUnconfirmed]",
         ),
         (b"\nbusy\n", "0 messages were stored; line 2 was not: the disk is full [BrokerBusy]"),
     ],
