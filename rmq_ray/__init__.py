@@ -95,6 +95,7 @@ if TYPE_CHECKING:
         SendUnknown,
         SparkError,
         StoreError,
+        TooFewResources,
         TooManyInFlight,
         TopicExists,
         TopicNotFound,
@@ -205,6 +206,7 @@ __all__ = [
     "SparkError",
     "StoreConfig",
     "StoreError",
+    "TooFewResources",
     "TooManyInFlight",
     "TopicExists",
     "TopicNotFound",
@@ -259,8 +261,8 @@ _HOMES = {
         "MessageTooLarge NotAssigned NotARequest NotAuthorized OffsetOutOfRange "
         "PromotionRefused RecallFailed ReceiptStale RemotingError RequestTimeout "
         "RmqError SendError SendTimeout SendUnconfirmed SendUnknown SparkError StoreError "
-        "TooManyInFlight TopicExists TopicNotFound TopicNotWritable TransactionEnded "
-        "TransactionError TransactionUnknown"
+        "TooFewResources TooManyInFlight TopicExists TopicNotFound TopicNotWritable "
+        "TransactionEnded TransactionError TransactionUnknown"
     ),
     "rmq_ray.model.ids": "MessageQueue",
     "rmq_ray.protocol.allocation.strategies": (

@@ -46,7 +46,8 @@ says whose fault it was.
     │   └── StoreNotReady                recovery is still running; try again
     ├── MasterReplaced                   a name server knows a master of a later epoch (peer)
     ├── ClusterError                     Ray's side: actor missing, not started, wrong placement
-    │   └── PromotionRefused             that replica cannot be made master now (caller)
+    │   ├── PromotionRefused             that replica cannot be made master now (caller)
+    │   └── TooFewResources              so many actors fit on no nodes of this Ray cluster (caller)
     └── SparkError                       Java, pyspark or raydp missing or wrong
 
 Arguments are positional and plain values (Ray hands exceptions on by pickling ``args``).
@@ -465,6 +466,12 @@ class ClusterError(RmqError):
 class PromotionRefused(ClusterError):
     """That replica cannot be made master now: it does not run, or may lack acknowledged messages
     (args[1] = broker name).
+    """
+
+
+class TooFewResources(ClusterError):
+    """The nodes of the Ray cluster could not run all these actors even if nothing else ran there;
+    none was created (args[1] = consumer group).
     """
 
 

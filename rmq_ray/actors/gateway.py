@@ -180,14 +180,19 @@ def kill_worker(handle: Any) -> None:
     ray.kill(handle, no_restart=True)
 
 
-def free_resources() -> dict[str, float]:
-    """CPUs, GPUs and custom resources that nobody uses now."""
-    found: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
-    return {
-        name: amount
-        for name, amount in found.items()
-        if not name.startswith("node:") and "memory" not in name
-    }
+def resources() -> tuple[list[dict[str, float]], dict[str, float]]:
+    """(what each living node offers, what nobody uses now of all that). A resource that is used up
+    is missing in the second one.
+    """
+    require_ray()
+    found: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
+    return [node["Resources"] for node in found if node.get("Alive")], free
+
+
+async def resources_beside() -> tuple[list[dict[str, float]], dict[str, float]]:
+    """The same on an actor's own loop. ``ClusterError`` while Ray's control plane cannot say."""
+    return await _beside(resources, LOOK_UP_TIMEOUT_S, "resources of the nodes")
 
 
 def call(handle: Any, method: str, *arguments: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:

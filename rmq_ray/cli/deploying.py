@@ -55,6 +55,11 @@ LOOK_MS = 500
     is_flag=True,
     help="Return when the actors have joined; the group goes on. Needs --name.",
 )
+@click.option(
+    "--wait-for-nodes",
+    is_flag=True,
+    help="Ray adds nodes on demand: do not refuse what the present ones cannot run.",
+)
 @pass_options
 @told
 def run(  # noqa: PLR0913 - its options
@@ -67,6 +72,7 @@ def run(  # noqa: PLR0913 - its options
     gpus: float,
     name: str | None,
     detach: bool,
+    wait_for_nodes: bool,
 ) -> None:
     """Run a consumer that was written with @rmq.consumer, for example `rmq-ray run billing:bill
     --actors 2`.
@@ -92,6 +98,7 @@ def run(  # noqa: PLR0913 - its options
         num_gpus=gpus,
         name=name,
         autoscale=autoscale,
+        wait_for_nodes=wait_for_nodes,
     )
     output.record(
         {

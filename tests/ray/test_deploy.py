@@ -168,8 +168,16 @@ def test_too_few_resources_and_missing_clusters_are_told_not_waited_for(
     mq: rmq.Cluster, topic: str, notes: Any
 ) -> None:
     app = decorated(topic, notes)
-    with pytest.raises(rmq.ClusterError, match="num_cpus=1000.*free are"):
-        app.deploy(num_cpus=1000, cluster=mq.name, timeout_s=1.0)
+    began = time.monotonic()
+    with pytest.raises(rmq.TooFewResources, match="9 actors x CPU 2 = CPU 18.*has CPU 4 in total"):
+        app.deploy(9, num_cpus=2, cluster=mq.name, timeout_s=300.0)
+    with app.deploy(num_cpus=1, cluster=mq.name) as workers:
+        with pytest.raises(rmq.TooFewResources, match="5 actors x CPU 1.*room for 4"):
+            workers.scale(5, timeout_s=300.0)
+        assert time.monotonic() - began < 200
+        with pytest.raises(rmq.ClusterError, match="4 actors x CPU 1.*free now are CPU . of CPU 4"):
+            decorated(topic, notes).deploy(4, num_cpus=1, cluster=mq.name, timeout_s=5.0)
+        assert len(workers) == 1
     with pytest.raises(rmq.ClusterError, match="no cluster 'nowhere'"):
         app.deploy(cluster="nowhere")
 

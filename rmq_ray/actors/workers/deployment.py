@@ -15,6 +15,7 @@ starts. ``actors.workers.fleet`` runs the actors.
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,8 +25,10 @@ from rmq_ray.client.consumer.consumer_options import push_settings
 from rmq_ray.client.consumer.subscriptions import check_subscriptions
 from rmq_ray.config import DEFAULT_CLUSTER
 from rmq_ray.errors import ClusterError, ConfigError
+from rmq_ray.protocol.actor_resources import ActorResources
 from rmq_ray.protocol.autoscale import Autoscale, check_actors
 
+log = logging.getLogger("rmq_ray.fleet")
 START_TIMEOUT_S = 60.0
 
 
@@ -107,14 +110,18 @@ class ConsumerApp:
         name: str | None = None,
         runtime_env: Mapping[str, Any] | None = None,
         timeout_s: float = START_TIMEOUT_S,
+        wait_for_nodes: bool = False,
     ) -> Workers:
         """Start ``num_actors`` consumer actors and wait until they have joined the group.
 
         ``num_cpus``, ``num_gpus``, ``resources``, ``runtime_env``: of each actor, as Ray means
         them. ``autoscale``: more and fewer actors by the group's lag (``rmq.Autoscale``). ``args``:
         for a handler that is a class. ``name``: the group outlives this program, and
-        ``rmq.workers(name)`` finds it again. Raises ``ConfigError``, and ``ClusterError`` where the
-        actors cannot start (no such cluster, too few resources: the message says which are free).
+        ``rmq.workers(name)`` finds it again. ``wait_for_nodes``: Ray adds nodes on demand.
+
+        Raises ``ConfigError``; ``TooFewResources`` at once, before any actor is created, where the
+        nodes that there are could never run all (not with ``wait_for_nodes``); ``ClusterError``
+        where there is no such cluster, or what is in use now was not free within ``timeout_s``.
         """
         check_actors(num_actors)
         scale = None if autoscale is None else Autoscale.of(autoscale)
@@ -128,24 +135,32 @@ class ConsumerApp:
             "runtime_env": dict(runtime_env) if runtime_env else None,
         }
         settings = {**self.settings, "listener_args": (self.handler, tuple(args), self.single)}
+        self._look_for_room(num_actors, options, timeout_s, wait_for_nodes)
         spec = FleetSpec(
-            cluster, self.group, kind, self.subscriptions, settings, num_actors, options, scale
+            cluster,
+            self.group,
+            kind,
+            self.subscriptions,
+            settings,
+            num_actors,
+            options,
+            scale,
+            wait_for_nodes,
         )
-        fleet = gateway.create_worker(
-            FleetShell,
-            (gateway.pack(spec),),
-            {},
-            {"num_cpus": 0},
-            name=None if name is None else names.fleet(cluster, name),
-        )
-        try:
-            gateway.call(
-                fleet, "start", timeout_s, timeout_s=timeout_s + gateway.CALL_TIMEOUT_S
-            )  # the fleet has a process of its own to start
-        except ClusterError:
-            gateway.kill_worker(fleet)
-            raise
-        return Workers(fleet, self.group)
+        return _started(spec, name, timeout_s)
+
+    def _look_for_room(
+        self, actors: int, options: Mapping[str, Any], timeout_s: float, wait_for_nodes: bool
+    ) -> None:
+        demand = ActorResources.of(options)
+        nodes, free = gateway.resources()
+        if not wait_for_nodes:
+            demand.require_room(actors, nodes, free, self.group)
+        shortage = demand.shortage(actors, nodes, free)
+        if shortage is not None:
+            log.warning(
+                "group %s waits up to %.0f s for resources: %s", self.group, timeout_s, shortage
+            )
 
     def _check(self, args: Sequence[Any], scale: Autoscale | None) -> None:
         if args and not isinstance(self.handler, type):
@@ -204,6 +219,24 @@ def workers(name: str, cluster: str = DEFAULT_CLUSTER) -> Workers:
             name,
         )
     return Workers(handle, str(gateway.call(handle, "ping")))
+
+
+def _started(spec: FleetSpec, name: str | None, timeout_s: float) -> Workers:
+    fleet = gateway.create_worker(
+        FleetShell,
+        (gateway.pack(spec),),
+        {},
+        {"num_cpus": 0},
+        name=None if name is None else names.fleet(spec.cluster, name),
+    )
+    try:
+        gateway.call(
+            fleet, "start", timeout_s, timeout_s=timeout_s + gateway.CALL_TIMEOUT_S
+        )  # the fleet has a process of its own to start
+    except ClusterError:
+        gateway.kill_worker(fleet)
+        raise
+    return Workers(fleet, spec.group)
 
 
 def _is_async(handler: Any) -> bool:

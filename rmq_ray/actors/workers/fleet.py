@@ -30,6 +30,7 @@ from rmq_ray.client.admin.admin import Admin
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.errors import ClusterError, ConfigError, GroupNotFound, RmqError
 from rmq_ray.model.topics import Permission
+from rmq_ray.protocol.actor_resources import ActorResources
 from rmq_ray.protocol.autoscale import Autoscale, Scaler, check_actors
 
 log = logging.getLogger("rmq_ray.fleet")
@@ -42,7 +43,8 @@ RESTART_TIMEOUT_S = 60.0
 @dataclass(frozen=True, slots=True)
 class FleetSpec:
     """What the workers are made of. ``actors``: how many at first; ``options``: Ray's actor
-    options; ``settings``: keywords of ``ConsumerActor``.
+    options; ``settings``: keywords of ``ConsumerActor``; ``wait_for_nodes``: the Ray cluster may
+    grow on demand.
     """
 
     cluster: str
@@ -53,6 +55,7 @@ class FleetSpec:
     actors: int = 1
     options: dict[str, Any] = field(default_factory=dict)
     autoscale: Autoscale | None = None
+    wait_for_nodes: bool = False
 
 
 class FleetShell:
@@ -66,6 +69,7 @@ class FleetShell:
         self._workers: list[Any] = []
         self._target = 0
         self._made_anew = 0
+        self._demand = ActorResources.of(spec.options)
         self._scaler = Scaler(spec.autoscale) if spec.autoscale else None
         self._admin: Admin | None = None
         self._changing = asyncio.Lock()
@@ -92,7 +96,7 @@ class FleetShell:
 
     async def scale(self, actors: int, timeout_s: float) -> int:
         """Grow or shrink to ``actors``; returns when the new ones have joined or the old ones have
-        left.
+        left. ``TooFewResources`` at once where so many could never run.
         """
         async with self._changing:
             if self._stopped:
@@ -101,6 +105,7 @@ class FleetShell:
                     self._spec.group,
                 )
             if actors > len(self._workers):
+                await self._look_for_room(actors)
                 await self._grow(actors, timeout_s)
             else:
                 self._target = actors
@@ -159,6 +164,14 @@ class FleetShell:
             spec.options,
         )
 
+    async def _look_for_room(self, actors: int) -> None:
+        nodes, free = await gateway.resources_beside()
+        if not self._spec.wait_for_nodes:
+            self._demand.require_room(actors, nodes, free, self._spec.group)
+        shortage = self._demand.shortage(actors - len(self._workers), nodes, free)
+        if shortage is not None:
+            log.warning("group %s waits for resources: %s", self._spec.group, shortage)
+
     async def _grow(self, actors: int, timeout_s: float) -> None:
         fresh = [self._create() for _ in range(actors - len(self._workers))]
         outcomes = await asyncio.gather(
@@ -167,12 +180,12 @@ class FleetShell:
         )
         failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if failures:
+            supply = await self._supply()  # as long as those that came still use theirs
             for worker in fresh:
                 gateway.kill_worker(worker)
             raise ClusterError(
                 f"{len(failures)} of {len(fresh)} workers of group {self._spec.group!r} did "
-                f"not start: {failures[0]}; each asks for {self._asked()}, "
-                f"free are {gateway.free_resources()}",
+                f"not start: {failures[0]}; {self._demand.asked(len(fresh))}; {supply}",
                 self._spec.group,
             )
         self._workers += fresh
@@ -206,13 +219,11 @@ class FleetShell:
         except RmqError as error:
             return {"error": str(error)}
 
-    def _asked(self) -> str:
-        wanted = {
-            name: self._spec.options[name]
-            for name in ("num_cpus", "num_gpus", "resources")
-            if self._spec.options.get(name)
-        }
-        return ", ".join(f"{name}={value}" for name, value in wanted.items()) or "nothing"
+    async def _supply(self) -> str:
+        try:
+            return self._demand.free_of(*await gateway.resources_beside())
+        except ClusterError as error:
+            return f"what is free is not known: {error}"
 
     async def _start_again(self) -> None:
         """This process died, and its workers with it; Ray made a new one. As many as at first:
@@ -252,12 +263,15 @@ class FleetShell:
             await asyncio.sleep(every_s)
             try:
                 self._lag, queues = await asyncio.to_thread(self._measure)
+                places = await self._places()
             except RmqError as error:
                 log.info("the lag of group %s is not known now: %s", self._spec.group, error)
                 continue
             wanted = self._scaler.decide(
                 len(self._workers), self._lag, queues, SYSTEM_CLOCK.monotonic_ms()
             )
+            if places is not None and wanted > len(self._workers):
+                wanted = max(len(self._workers), min(wanted, places))
             if wanted != len(self._workers) and not self._stopped:
                 log.info(
                     "group %s has a lag of %d: %d workers become %d",
@@ -270,6 +284,12 @@ class FleetShell:
                     await self.scale(wanted, 60.0)
                 except ClusterError as error:
                     log.warning("group %s stays as it is: %s", self._spec.group, error)
+
+    async def _places(self) -> int | None:
+        """How many workers the nodes have room for; None = no limit is known."""
+        if self._spec.wait_for_nodes or not self._demand.each:
+            return None
+        return self._demand.places((await gateway.resources_beside())[0])
 
     def _measure(self) -> tuple[int, int]:
         """(lag, readable queues), in a thread."""

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 import rmq_ray as rmq
+from rmq_ray.actors import gateway
+from rmq_ray.actors.workers import fleet
 from rmq_ray.actors.workers.deployment import AsyncOneByOne, OneByOne, consumer
 from rmq_ray.config import ConsumerConfig
 
@@ -119,3 +121,71 @@ def test_arguments_for_a_function_and_impossible_numbers_are_refused() -> None:
         rmq.consumer("orders", group="g", model="broadcasting")(lambda msg: None).deploy(
             autoscale=rmq.Autoscale(actors_max=3)
         )
+
+
+def test_more_than_the_nodes_could_ever_run_is_refused_before_any_actor_is_created(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    created: list[object] = []
+    monkeypatch.setattr(gateway, "cluster_address", lambda cluster: None)
+    monkeypatch.setattr(gateway, "resources", lambda: ([{"CPU": 4.0}], {"CPU": 4.0}))
+    monkeypatch.setattr(gateway, "create_worker", lambda *a, **k: created.append(a))
+    app = rmq.consumer("orders", group="billing")(lambda msg: None)
+    with pytest.raises(rmq.TooFewResources, match="9 actors x CPU 2 = CPU 18.*has CPU 4 in total"):
+        app.deploy(9, num_cpus=2)
+    with pytest.raises(rmq.TooFewResources, match="GPU 1 asked for.*GPU 0 free now.*room for 0"):
+        app.deploy(num_gpus=1)
+    assert not created
+
+
+@pytest.mark.parametrize(
+    ("actors", "options", "free"), [(2, {}, {}), (9, {"wait_for_nodes": True}, {"CPU": 4.0})]
+)
+def test_what_is_in_use_or_may_be_added_is_waited_for_with_a_warning_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    actors: int,
+    options: dict[str, bool],
+    free: dict[str, float],
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(gateway, "cluster_address", lambda cluster: None)
+    monkeypatch.setattr(gateway, "resources", lambda: ([{"CPU": 4.0}], free))
+    monkeypatch.setattr(gateway, "create_worker", lambda *a, **k: told.append(caplog.text))
+    monkeypatch.setattr(gateway, "call", lambda *a, **k: None)
+    app = rmq.consumer("orders", group="billing")(lambda msg: None)
+    app.deploy(actors, num_cpus=2, timeout_s=30, **options)
+    (before,) = told
+    assert "group billing waits up to 30 s for resources" in before
+    assert f"{actors} actors x CPU 2" in before and "of CPU 4" in before
+
+
+def test_workers_that_did_not_start_in_time_are_told_with_what_is_free_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def silent(worker: object, method: str, timeout_s: float) -> None:
+        if worker != "worker 0":
+            raise rmq.ClusterError("actor call ping was not answered within 1 s")
+
+    async def resources() -> tuple[list[dict[str, float]], dict[str, float]]:
+        return [{"CPU": 4.0}], {"CPU": 2.0, "memory": 1e9} if killed else {"memory": 1e9}
+
+    made: list[str] = []
+    killed: list[str] = []
+
+    def create(*_arguments: object, **_options: object) -> str:
+        made.append(f"worker {len(made)}")
+        return made[-1]
+
+    monkeypatch.setattr(gateway, "create_worker", create)
+    monkeypatch.setattr(gateway, "kill_worker", killed.append)
+    monkeypatch.setattr(gateway, "call_async", silent)
+    monkeypatch.setattr(gateway, "resources_beside", resources)
+    monkeypatch.setattr(fleet, "is_restart", lambda: False)
+    spec = fleet.FleetSpec("c", "billing", None, {}, {}, 3, {"num_cpus": 2})
+    shell = fleet.FleetShell(gateway.pack(spec))
+    with pytest.raises(
+        rmq.ClusterError, match="2 of 3 workers .*CPU 6 asked for; free now are CPU 0 of CPU 4"
+    ):
+        asyncio.run(shell.start(1.0))
+    assert killed == made == ["worker 0", "worker 1", "worker 2"]
