@@ -78,7 +78,7 @@ INTRODUCTION = """\
 
 Every public name with its signature and docstring. Written by `python -m tools.reference`; do not
 edit. Imports: `import rmq_ray as rmq`, `from rmq_ray import spark as mqs`, `from rmq_ray import
-data as mqd`. Which one to use when: [producing.md](producing.md),
+data as mqd`. Which one to use when: [guide.md](guide.md), [producing.md](producing.md),
 [consuming.md](consuming.md), [spark.md](spark.md), [ray-data.md](ray-data.md).
 """
 SETTINGS = (

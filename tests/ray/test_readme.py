@@ -1,19 +1,13 @@
-"""What the README shows works as it stands there: the quick start runs, commands parse, links lead
-somewhere.
-"""
+"""What the README shows works as it stands there: the quick start runs, links lead somewhere."""
 
 from __future__ import annotations
 
 import os
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
 
-from click.testing import CliRunner
-
-from rmq_ray.cli.main import main
 from tests.support.pages import ROOT, block
 
 README = (ROOT / "README.md").read_text("utf-8")
@@ -47,22 +41,6 @@ def test_the_quick_start_runs_verbatim_and_prints_what_its_comments_say(tmp_path
     ), done.stdout
     assert "Traceback" not in done.stdout + done.stderr
     assert (tmp_path / "rmq-data" / "broker-a" / "commitlog").is_dir()
-
-
-def test_the_commands_are_known_with_these_options() -> None:
-    lines = [
-        line.partition("#")[0].rpartition("|")[2]
-        for line in block("README.md", "Quick start", 0, "").splitlines()
-        if "rmq-ray" in line
-    ]
-    assert len(lines) == 5
-    for line in lines:
-        program, *arguments = shlex.split(line)
-        done = CliRunner().invoke(
-            main, [*arguments, "--help"]
-        )  # options are parsed before help is shown
-        assert program == "rmq-ray" and done.exit_code == 0, f"{line}: {done.output}"
-    assert CliRunner().invoke(main, ["up", "--no-such-option", "--help"]).exit_code == 2
 
 
 def test_the_two_commands_are_targets_of_the_makefile() -> None:

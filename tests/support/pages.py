@@ -22,6 +22,11 @@ def blocks(page: str, heading: str) -> list[tuple[str, str]]:
     return _BLOCK.findall(section(page, heading))
 
 
+def all_blocks(page: str) -> list[tuple[str, str]]:
+    """(language, text) of every code block of a page, in their order."""
+    return _BLOCK.findall((ROOT / page).read_text("utf-8"))
+
+
 def block(page: str, heading: str, number: int = 0, language: str = "python") -> str:
     """The code block ``number`` of a language under a heading."""
     return [text for found, text in blocks(page, heading) if found == language][number]
