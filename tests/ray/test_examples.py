@@ -128,6 +128,18 @@ def test_a_table_comes_back_as_it_was_sent_and_a_bad_row_is_told(mq: rmq.Cluster
     assert stored == same == columns.READINGS and "column 'body', row 1 is null" in complaint
 
 
+def test_orders_become_bills_in_ray_data_and_a_repeated_write_stores_nothing_twice(
+    mq: rmq.Cluster,
+) -> None:
+    from examples import ray_data
+
+    stored, written, totals = ray_data.main(mq.name)
+    paid = sum(cent for cent in range(1, ray_data.ORDERS_EACH + 1) if cent % 5)
+    assert stored == ray_data.CUSTOMERS * ray_data.ORDERS_EACH and written == ray_data.CUSTOMERS
+    assert totals == {f"c-{number}": paid for number in range(ray_data.CUSTOMERS)}
+    assert mq.admin.to_arrow(ray_data.BILLS).num_rows == written
+
+
 def test_readings_survive_the_death_of_a_master_and_a_hand_over(
     ray_here: None, tmp_path: Path
 ) -> None:

@@ -21,6 +21,7 @@ import pytest
 from rmq_ray import errors
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from tests.support.brokers.broker_bench import Bench
+from tests.support.pages import blocks
 from tests.support.source_rules import PACKAGE, ROOT, package_modules
 from tools import reference, shape, wire_table
 
@@ -303,6 +304,14 @@ def test_the_reference_has_every_public_name_once() -> None:
     assert sorted([*headings, *errors_told, *constants]) == sorted(
         name for _, name, _ in reference.public()
     )
+
+
+def test_what_the_page_of_ray_data_shows_is_the_example() -> None:
+    example = (ROOT / "examples" / "ray_data.py").read_text("utf-8")
+    lines = {line.strip() for line in example.splitlines()}
+    shown = [text for _, text in blocks("docs/ray-data.md", "There and back")]
+    assert len(shown) == 2
+    assert not [line for text in shown for line in text.splitlines() if line.strip() not in lines]
 
 
 def test_every_public_method_says_what_it_does() -> None:
