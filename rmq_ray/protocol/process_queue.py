@@ -21,6 +21,7 @@ may own the queue already.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from itertools import islice
 
 EXPIRED_MESSAGES_MAX = 16
@@ -150,6 +151,19 @@ class ProcessQueue:
                 0,
             )
         return self.commit_offset
+
+    def replace(self, batch: Batch, parts: Sequence[Batch]) -> None:
+        """``parts``, in their order, take the place of a batch: what they lack of it is finished.
+        Each is finished by itself from now on.
+        """
+        if not self.holds(batch):
+            return
+        before, self._batches = self._batches, OrderedDict()
+        for held in before.values():
+            for one in parts if held is batch else (held,):
+                self._batches[one.first] = one
+        self.count += sum(part.count for part in parts) - batch.count
+        self.body_bytes += sum(part.body_bytes for part in parts) - batch.body_bytes
 
     @property
     def commit_offset(self) -> int:

@@ -657,3 +657,25 @@ def _module_level_listener(messages: list[MessageExt], _ctx: ConsumeContext) -> 
 
 async def _in_loop(call: Callable[[], None]) -> None:
     call()
+
+
+def test_a_quick_listener_that_begins_to_block_runs_in_all_threads_at_once(
+    cluster: PullCluster,
+) -> None:
+    """What a thread has claimed does not wait behind a call that does not return."""
+    threads = 20
+    together = threading.Barrier(threads, timeout=30)
+
+    def listener(messages: list[MessageExt], _ctx: ConsumeContext) -> None:
+        if messages[0].body.startswith(b"0-"):
+            together.wait()
+
+    seen = Seen(listener)
+    for queue_id in (1, 2, 3):
+        cluster.put("orders", queue_id, bodies(queue_id, 300))
+    with consumer(cluster, seen, concurrency=threads) as running:
+        eventually(lambda: sum(seen.bodies.values()) == 900, 30)
+        cluster.put("orders", 0, bodies(0, 2 * threads))  # a page: more than one thread may claim
+        eventually(lambda: running.stats()["consumed_ok"] == 900 + 2 * threads, 60)
+    assert not together.broken and set(seen.bodies.values()) == {1}
+    assert len(seen.threads) == threads and set(seen.batches) == {1}

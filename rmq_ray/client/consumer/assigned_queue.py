@@ -35,9 +35,13 @@ class ReadyBatch(Batch):
     def __init__(
         self, owner: AssignedQueue, page: Page, indices: Sequence[int], body_bytes: int
     ) -> None:
-        super().__init__(
-            page.offsets[indices[0]], page.offsets[indices[-1]], len(indices), body_bytes
-        )
+        # as ``Batch`` does it, without the call: there is one for each message by default
+        offsets = page.offsets
+        self.first = self.unfinished = offsets[indices[0]]
+        self.last = offsets[indices[-1]]
+        self.count = len(indices)
+        self.body_bytes = body_bytes
+        self.started_ms = 0
         self.owner = owner
         self.page = page
         self.indices = indices
@@ -52,6 +56,21 @@ class ReadyBatch(Batch):
             if self.messages is None
             else list(self.messages)
         )
+
+    def part_messages(self, now_ms: int, start: int, stop: int) -> list[MessageExt]:
+        """Messages ``start`` to ``stop`` of them."""
+        if self.messages is not None:
+            return self.messages[start:stop]
+        page, indices = self.page, self.indices
+        if stop - start == 1:
+            return [MessageExt(page, indices[start], now_ms)]
+        return page.messages(indices[start:stop], now_ms)
+
+    def part(self, start: int, stop: int) -> ReadyBatch:
+        """Messages ``start`` to ``stop`` as a batch of their own."""
+        page, indices = self.page, self.indices[start:stop]
+        size = sum(page.body_end[i] - page.body_at[i] for i in indices)
+        return ReadyBatch(self.owner, page, indices, size)
 
 
 class QueueLease:

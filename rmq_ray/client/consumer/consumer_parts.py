@@ -36,6 +36,8 @@ class ConsumerParts:
     subscriptions: SubscriptionTable
     assigned: AssignedQueues = field(default_factory=AssignedQueues)
     pauses: PauseTable = field(default_factory=PauseTable)
+    cut_messages: int = 0
+    """Most messages of a batch that is cut from a page; 0: as many as the listener gets at once."""
 
     @property
     def retries_max(self) -> int:

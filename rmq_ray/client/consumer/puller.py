@@ -323,7 +323,9 @@ class Puller:
                 answer.next_offset,
             )
             indices = [i for i in indices if page.offsets[i] >= expected]
-        batches = cut(work, page, indices, self._parts.config.batch_size) if indices else []
+        parts = self._parts
+        most = parts.cut_messages or parts.config.batch_size
+        batches = cut(work, page, indices, most) if indices else []
         with work.lock:
             if work.process.dropped:
                 return []

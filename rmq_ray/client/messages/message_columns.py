@@ -33,14 +33,10 @@ def rows(page: Page, indices: Sequence[int], columns: Sequence[str] | None = Non
     """``pyarrow.RecordBatch`` of these records of a page, in this order. ``ClientError`` for a
     column that there is not.
     """
-    records, sizes = _records(page, indices)
-    found = to_batch(
-        without_namespace(page.namespace, page.queue.topic),
-        page.queue.broker_name,
-        records,
-        sizes,
-        columns,
-    )
+    if isinstance(indices, range) and 0 < len(indices) < len(page):
+        found = _whole(page, columns).slice(indices[0], len(indices))
+    else:
+        found = _decoded(page, indices, columns)
     return (
         _replaced(found, TOPIC, [message.topic for message in page.messages(indices)])
         if page.retry and TOPIC in found.schema.names
@@ -68,6 +64,26 @@ def table(
     """
     batches = [rows(page, indices, columns) for page, indices in pieces]
     return pa.Table.from_batches(batches or [to_batch("", "", b"", [], columns)])
+
+
+def _whole(page: Page, columns: Sequence[str] | None) -> Any:
+    """All records of a page, decoded once, however small the parts are that listeners get. Two
+    threads at once decode it twice, which does no harm.
+    """
+    if page.arrow is None or page.arrow[0] != columns:
+        page.arrow = columns, _decoded(page, range(len(page)), columns)
+    return page.arrow[1]
+
+
+def _decoded(page: Page, indices: Sequence[int], columns: Sequence[str] | None) -> Any:
+    records, sizes = _records(page, indices)
+    return to_batch(
+        without_namespace(page.namespace, page.queue.topic),
+        page.queue.broker_name,
+        records,
+        sizes,
+        columns,
+    )
 
 
 def _records(page: Page, indices: Sequence[int]) -> tuple[Any, Any]:

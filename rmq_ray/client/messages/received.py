@@ -80,6 +80,7 @@ class Page:
     """
 
     __slots__ = (
+        "arrow",
         "at",
         "body_at",
         "body_bytes",
@@ -108,6 +109,10 @@ class Page:
         self.bounds = (str(bounds[0]), str(bounds[1]))
         self.retry = queue.topic.startswith(RETRY_PREFIX)
         self.compressed = False
+        self.arrow: tuple[Sequence[str] | None, Any] | None = None
+        """The whole page as Arrow columns, of which names (None = all), once somebody wanted
+        them.
+        """
         self.namespace = ""
         """What its consumer takes off topics before users see them."""
         self.at: list[int]  # plain ints: indexing a numpy array costs 10 times as much

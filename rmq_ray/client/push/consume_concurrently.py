@@ -6,8 +6,21 @@
         └─ failed ──> send back ─┬─ taken by a broker, or dropped ─> finish
                                  └─ no ─> kept, again in 5 s, reconsume times + 1
 
-Decides the settlement of results. Does not pull, and does not decide what an answer of the listener
-means (``listener.judge``).
+With listener batches of few messages, a thread claims up to 32 messages of a queue at once, calls
+the listener for one portion after the other, and settles them together: one turn of the locks for
+all. A claim is broken up into its portions, which are settled one by one, as soon as anything is
+out of the ordinary:
+
+    claim ─┬─ every portion done ───────────────────────────> finish
+           ├─ a portion failed, or the consumer stops ──┐
+           ├─ a call has not returned after 10 ms ──────┼──> done ones finish, the one that runs
+           └─ calls take 50 us and more on average ─────┘    or failed is a batch of its own, the
+                                                             others go back to the ready queue
+
+So a slow listener runs in as many threads as there are, whatever a thread has claimed.
+
+Decides the settlement of results, and who works on what. Does not pull, and does not decide what an
+answer of the listener means (``listener.judge``).
 
 Invariants: a batch of a dropped queue is not handed out, and its result is ignored. The commit
 offset moves only when every message of a batch is done or stored again. A thread never dies of its
@@ -18,6 +31,7 @@ one that was seen: nothing is lost and nothing comes twice.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -35,10 +49,40 @@ from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.client.push.consuming_threads import ConsumingThreads
 from rmq_ray.client.push.send_back import FailedDiscarder, RetrySender
 
+CLAIM_MESSAGES = 32
+SLOW_CALL_MS = 0.05
+"""Calls that take longer than that on average are handed out one at a time."""
+LOOK_MS = 10.0
+"""How long a call may keep what its thread has claimed behind it."""
 # level of a message whose listener takes longer than consume_timeout_minutes
 OVERDUE_DELAY_LEVEL = 3
 
 log = logging.getLogger("rmq_ray.client.consume")
+
+
+def claim_messages(batch_size: int) -> int:
+    """How many messages are cut from a page together: whole listener batches."""
+    return batch_size * max(1, CLAIM_MESSAGES // batch_size)
+
+
+class Claim:
+    """A batch of several portions that one thread works on. Its deques are changed by one step at a
+    time, so that a portion is taken by the thread or by whoever breaks the claim up.
+    """
+
+    __slots__ = ("batch", "began_ms", "done", "portions", "single", "todo")
+
+    def __init__(self, batch: ReadyBatch, portion: int, began_ms: float) -> None:
+        self.batch = batch
+        self.portions = range(0, batch.count, portion)
+        """Where each begins, as a number of a message of the batch."""
+        self.todo = deque(self.portions)
+        self.done: deque[int] = deque()
+        """Of which the listener said that they are done; not settled yet."""
+        self.began_ms = began_ms
+        """When the running call of the listener began."""
+        self.single: dict[int, ReadyBatch] | None = None
+        """The batches that it was broken up into; changed under the lock of its queue."""
 
 
 class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
@@ -52,44 +96,175 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
         listener: Listener,
         send_back: RetrySender | FailedDiscarder,
         drained: Callable[[AssignedQueue], None],
-        take: Callable[[ReadyBatch, int], Any] = ReadyBatch.take,
+        take: Callable[[ReadyBatch, int, int, int], Any] = ReadyBatch.part_messages,
     ) -> None:
         super().__init__(parts, log)
         self._listener = listener
         self._take = take
         self._send_back = send_back
         self._drained = drained
+        self._portion = parts.config.batch_size
+        self.call_mean_ms = 2 * SLOW_CALL_MS
+        """How long the listener's calls take: each weighs a 64th. Not locked: that of two calls
+        that end at once one may not count does no harm.
+        """
+        self._claims: set[Claim] = set()
+        self._looking = False
 
     def submit(self, batches: Sequence[ReadyBatch]) -> None:
         """Queue batches; those of one queue of messages in the order of their offsets."""
         self._ready.put_all(batches)
 
-    # --- one batch --------------------------------------------------------------------------------
-
     def _handle(self, item: ReadyBatch) -> None:
         try:
-            self.consume(item)
+            if item.count <= self._portion:
+                self.consume(item)
+            elif self.call_mean_ms < SLOW_CALL_MS:
+                self._work_off(item)
+            else:
+                self._consume_first(item)
         except Exception:  # noqa: BLE001
             log.exception(
                 "a batch of %s from offset %d could not be settled", item.owner.queue, item.first
             )
 
-    def consume(self, batch: ReadyBatch) -> None:
-        """Call the listener and settle the result, in the calling thread."""
+    # --- claims -----------------------------------------------------------------------------------
+
+    def _work_off(self, batch: ReadyBatch) -> None:
+        """Portion by portion, until one fails, the consumer stops or others took the rest."""
+        work, clock = batch.owner, self._parts.clock
+        now_ms = clock.now_ms()
+        if not self._begin(batch, now_ms):
+            return
+        claim = Claim(batch, self._portion, clock.monotonic_ms())
+        self._claims.add(claim)
+        self._look_later()  # after it was added: a look that ends now may not have seen it
+        try:
+            start, verdict = self._call_on(claim, now_ms)
+        finally:
+            self._claims.discard(claim)
+        with work.lock:
+            work.last_begun = max(work.last_begun, batch.page.offsets[batch.indices[start]])
+            rest = self._settle(claim)
+        self._ready.put_first(rest)
+        if work.held_back:
+            self._drained(work)
+        if verdict is not None:
+            failed = claim.single[start] if claim.single else self._part(batch, start)
+            self._settle_failures(failed, verdict)
+
+    def _call_on(self, claim: Claim, now_ms: int) -> tuple[int, ConsumeVerdict | None]:
+        """Call the listener for what is left of a claim. Returns the portion that it got last, and
+        its answer to that unless it is done with it.
+        """
+        batch, portion, work = claim.batch, self._portion, claim.batch.owner
+        group, queue, process = self._parts.group, work.queue, work.process
+        listener, take, elapsed_ms = self._listener, self._take, self._parts.clock.monotonic_ms
+        todo, start = claim.todo, 0
+        while todo and not self._stopping and not process.dropped:
+            try:
+                start = todo.popleft()
+            except IndexError:  # somebody else took it
+                break
+            ctx, began_ms = ConsumeContext(group, queue), claim.began_ms
+            try:
+                answer = listener(take(batch, now_ms, start, start + portion), ctx)
+            except BaseException as error:  # noqa: BLE001
+                answer = error
+            claim.began_ms = ended_ms = elapsed_ms()
+            self.call_mean_ms += (ended_ms - began_ms - self.call_mean_ms) / 64
+            if answer is not None or ctx.ack_index is not ACK_ALL:
+                count = min(portion, batch.count - start)
+                verdict = judge(answer, ctx, count)
+                if verdict.done < count:
+                    return start, verdict
+            claim.done.append(start)
+        return start, None
+
+    def _part(self, batch: ReadyBatch, start: int) -> ReadyBatch:
+        return batch.part(start, start + self._portion)
+
+    def _settle(self, claim: Claim) -> list[ReadyBatch]:
+        """Finish what the listener is done with. Anything else is a batch of its own from now on;
+        returned is what nobody works on. Under the lock of the queue.
+        """
+        work, batch, portion = claim.batch.owner, claim.batch, self._portion
+        rest, done = _drain(claim.todo), _drain(claim.done)
+        work.counters.consumed_ok += sum(min(portion, batch.count - start) for start in done)
+        if work.process.dropped:
+            return []
+        if claim.single is not None:
+            for start in done:
+                work.process.finish(claim.single[start])
+        elif len(done) == len(claim.portions):
+            work.process.finish(batch)
+        else:
+            left = sorted({*claim.portions} - {*done})
+            claim.single = {start: self._part(batch, start) for start in left}
+            work.process.replace(batch, list(claim.single.values()))
+            for start in {*left} - {*rest}:
+                claim.single[start].started_ms = batch.started_ms
+        if done:
+            self._parts.offsets.update(work.queue, work.process.commit_offset, increase_only=True)
+        return [claim.single[start] for start in rest] if claim.single is not None else []
+
+    def _consume_first(self, batch: ReadyBatch) -> None:
+        """The first portion; the others wait for the next threads."""
         work = batch.owner
-        now_ms = self._parts.clock.now_ms()
+        with work.lock:
+            held = work.process.holds(batch)
+            singles = self._settle(Claim(batch, self._portion, 0.0)) if held else []
+        self._ready.put_first(singles[1:])
+        for first in singles[:1]:
+            self.consume(first)
+
+    def _look_later(self) -> None:
+        if not self._looking:
+            self._looking = True
+            self._parts.delayed.after(LOOK_MS, self.look)
+
+    def look(self) -> None:
+        """Give away what waits behind a call that does not return; again while there are claims."""
+        now_ms = self._parts.clock.monotonic_ms()
+        for claim in list(self._claims):
+            took_ms = now_ms - claim.began_ms
+            if took_ms >= LOOK_MS and claim.single is None:
+                self.call_mean_ms += took_ms / 64
+                with claim.batch.owner.lock:
+                    rest = self._settle(claim)
+                self._ready.put_first(rest)
+                if claim.batch.owner.held_back:
+                    self._drained(claim.batch.owner)
+        self._looking = False
+        if self._claims:
+            self._look_later()
+
+    # --- one batch --------------------------------------------------------------------------------
+
+    def _begin(self, batch: ReadyBatch, now_ms: int) -> bool:
+        work = batch.owner
         with work.lock:
             if self._stopping and batch.first > work.last_begun:
-                return
+                return False
             if not work.process.begin(batch, now_ms):
-                return
+                return False
             if batch.first > work.last_begun:
                 work.last_begun = batch.first
+        return True
+
+    def consume(self, batch: ReadyBatch) -> None:
+        """Call the listener and settle the result, in the calling thread."""
+        work, clock = batch.owner, self._parts.clock
+        now_ms = clock.now_ms()
+        if not self._begin(batch, now_ms):
+            return
         ctx = ConsumeContext(self._parts.group, work.queue)
+        began_ms = clock.monotonic_ms()
         try:
-            answer = self._listener(self._take(batch, now_ms), ctx)
+            answer = self._listener(self._take(batch, now_ms, 0, batch.count), ctx)
         except BaseException as error:  # noqa: BLE001
             answer = error
+        self.call_mean_ms += (clock.monotonic_ms() - began_ms - self.call_mean_ms) / 64
         if answer is None and ctx.ack_index is ACK_ALL:
             self._finish(batch, batch.count, 0)
             return
@@ -203,3 +378,14 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
             work.counters.sent_back += count
         else:
             work.counters.dropped += count
+
+
+def _drain(numbers: deque[int]) -> list[int]:
+    """Everything in it, also what is put in meanwhile; each number is taken by one thread."""
+    taken: list[int] = []
+    while numbers:
+        try:
+            taken.append(numbers.popleft())
+        except IndexError:  # somebody else took the last one
+            break
+    return taken

@@ -13,7 +13,7 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from queue import Empty
 from typing import Generic, TypeVar
 
@@ -138,6 +138,12 @@ class ReadyQueue(Generic[T]):
         """Behind everything that waits, in this order."""
         self._items.extend(items)
         if self._asleep and not self._waking:
+            self._wake()
+
+    def put_first(self, items: Sequence[T]) -> None:
+        """Before everything that waits, in this order."""
+        self._items.extendleft(reversed(items))
+        if items and self._asleep and not self._waking:
             self._wake()
 
     def get(self, timeout: float) -> T:

@@ -44,12 +44,13 @@ log = logging.getLogger("rmq_ray.client.consume")
 
 
 class ListenerInvoker:
-    """Of one consumer. ``call(payload, ctx)``: the listener; ``take(batch, now_ms)``: its payload
-    of a batch; ``of_messages``: the listener as one that is given messages, whatever it gets.
+    """Of one consumer. ``call(payload, ctx)``: the listener; ``take(batch, now_ms, start, stop)``:
+    its payload of a part of a batch; ``of_messages``: the listener as one that is given messages,
+    whatever it gets.
     """
 
     call: Callable[[Any, Any], Any]
-    take: Callable[[ReadyBatch, int], Any]
+    take: Callable[[ReadyBatch, int, int, int], Any]
     of_messages: Callable[[Any, Any], Any]
 
     def __init__(
@@ -67,15 +68,15 @@ class ListenerInvoker:
             settings.config.consume_timeout_minutes * 60_000,
         )
         self.call = with_filters(hooked, settings.filters)
-        self.take, self.of_messages = ReadyBatch.take, self.call
+        self.take, self.of_messages = ReadyBatch.part_messages, self.call
         columns = settings.columns
         if columns is not None:
             from rmq_ray.client.messages.message_columns import rows, rows_of
 
-            def take(batch: ReadyBatch, _now_ms: int) -> Any:
+            def take(batch: ReadyBatch, _now_ms: int, start: int, stop: int) -> Any:
                 if batch.messages is not None:
-                    return rows_of(batch.messages, columns)
-                return rows(batch.page, batch.indices, columns)
+                    return rows_of(batch.messages[start:stop], columns)
+                return rows(batch.page, batch.indices[start:stop], columns)
 
             self.take = take
             self.of_messages = lambda messages, ctx: self.call(rows_of(messages, columns), ctx)

@@ -36,7 +36,7 @@ from rmq_ray.client.consumer.subscriptions import SubscriptionTable
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.instance.delayed import DelayedCalls
 from rmq_ray.client.messages.listener import Listener
-from rmq_ray.client.push.consume_concurrently import ConcurrentConsumption
+from rmq_ray.client.push.consume_concurrently import ConcurrentConsumption, claim_messages
 from rmq_ray.client.push.consume_orderly import OrderlyConsumption
 from rmq_ray.client.push.listener_invoker import ListenerInvoker
 from rmq_ray.client.push.send_back import FailedDiscarder, RetrySender
@@ -87,6 +87,7 @@ class PushEngine(ConsumerEngine):
             DelayedCalls(clock, f"rmq-later-{group}"),
             FlowControl(config, inf if orderly else None),
             subscriptions,
+            cut_messages=0 if orderly else claim_messages(config.batch_size),
         )
         super().__init__(parts, data)
         self._limits = config

@@ -42,6 +42,7 @@ class ConsumerRig:
         listener: Listener = lambda _messages, _ctx: None,
         start_from: ConsumeFromWhere = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
         strategy: AllocationStrategy | None = None,
+        cut_messages: int = 0,
         **settings: Any,
     ) -> None:
         self.client = ScriptedClient()
@@ -66,6 +67,7 @@ class ConsumerRig:
             FlowControl(config),
             subscriptions,
             AssignedQueues(),
+            cut_messages=cut_messages,
         )
         self.puller = Puller(self.parts, self)
         self.send_back = RetrySender(self.client, "g", self.parts.retries_max, self.clock)

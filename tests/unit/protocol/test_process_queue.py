@@ -138,3 +138,15 @@ def test_the_commit_offset_never_passes_an_unfinished_offset_and_never_falls(
         assert found >= committed
         assert queue.count == len(unfinished)
         committed = found
+
+
+def test_parts_take_the_place_of_a_batch_and_what_they_lack_is_finished() -> None:
+    queue, (a, b, c) = filled((0, 3), (4, 8), (9, 9))
+    parts = [Batch(5, 5, 1, 10), Batch(7, 8, 2, 20)]
+    queue.replace(b, parts)
+    assert not queue.holds(b) and all(queue.holds(part) for part in parts)
+    assert (queue.count, queue.body_bytes, queue.span) == (8, 80, 9)
+    assert [queue.head(skip) for skip in range(4)] == [a, *parts, c]
+    assert [queue.finish(batch) for batch in (a, parts[1], parts[0], c)] == [5, 5, 9, 10]
+    queue.replace(b, parts)
+    assert queue.commit_offset == 10 and queue.count == 0, "a batch that is gone has no place"

@@ -119,3 +119,10 @@ def test_a_table_is_all_pieces_in_their_order_and_has_the_columns_even_without_a
     found = message_columns.table([(mixed(5), range(2)), (mixed(5), [4])], ["body"])
     assert found.to_pydict() == {"body": [b"body-0", b"body-1", b"body-4"]}
     assert message_columns.table([]).schema == SCHEMA
+
+
+def test_parts_of_a_page_are_slices_of_columns_that_were_made_once() -> None:
+    whole = mixed(40)
+    first, second = message_columns.rows(whole, range(8)), message_columns.rows(whole, range(8, 16))
+    assert first.column("body").buffers()[2].address == second.column("body").buffers()[2].address
+    assert message_columns.rows(whole, range(3), ["tag"]).schema.names == ["tag"]

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from rmq_ray.client.consumer.assigned_queue import AssignedQueue
 from rmq_ray.client.messages.listener import RECONSUME_LATER, SUCCESS, ConsumeContext, Reject
 from rmq_ray.client.messages.received import MessageExt
+from rmq_ray.client.push.consume_concurrently import SLOW_CALL_MS, claim_messages
 from rmq_ray.errors import RequestTimeout
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import decode_properties
@@ -350,3 +352,179 @@ def test_a_retry_message_reaches_the_listener_under_its_original_topic() -> None
         2,
         MessageQueue("%RETRY%g", "broker-a", 0),
     )
+
+
+# --- claims: one thread takes up to 32 messages, the listener gets them one by one ---
+
+
+def claim_rig(answer: Any = None, count: int = 5) -> tuple[ConsumerRig, Listener, AssignedQueue]:
+    """A page of ``count`` messages as one claim; a listener known to be quick."""
+    rig, listener = rig_with(answer, cut_messages=32)
+    rig.consumption.call_mean_ms = 0.0
+    work = rig.take()
+    rig.pull(work)
+    (claim,) = rig.found(work, list(range(count)))
+    assert claim.count == count
+    rig.consumption.submit([claim])
+    return rig, listener, work
+
+
+def handle_next(rig: ConsumerRig) -> None:
+    """What a consuming thread does with the first item of the ready queue."""
+    item = rig.consumption._ready.get_nowait()
+    assert item is not None
+    rig.consumption._handle(item)
+
+
+def got(listener: Listener) -> list[int]:
+    return [message.queue_offset for call in listener.calls for message in call]
+
+
+def test_a_claim_is_handed_out_message_by_message_and_finished_as_a_whole() -> None:
+    rig, listener, work = claim_rig()
+    handle_next(rig)
+    assert [len(call) for call in listener.calls] == [1] * 5 and got(listener) == [0, 1, 2, 3, 4]
+    assert rig.offset(work.queue) == 5 and work.process.count == work.process.body_bytes == 0
+    assert work.counters.consumed_ok == 5 and rig.consumption._ready.empty()
+
+
+@pytest.mark.parametrize("failing", [0, 2, 4])
+def test_a_failure_in_a_claim_is_settled_by_itself_and_the_others_go_on(failing: int) -> None:
+    rig, listener, work = claim_rig(
+        lambda messages, _ctx: RECONSUME_LATER if messages[0].queue_offset == failing else None
+    )
+    handle_next(rig)
+    assert [fields["offset"] for fields in sent_back(rig)] == [str(1000 + 100 * failing)]
+    assert rig.offset(work.queue) == failing + 1
+    while not rig.consumption._ready.empty():
+        handle_next(rig)
+    assert got(listener) == [0, 1, 2, 3, 4] and rig.offset(work.queue) == 5
+    counters = work.counters
+    assert (counters.consumed_ok, counters.consumed_failed, counters.sent_back) == (4, 1, 1)
+    assert work.process.count == work.process.body_bytes == 0
+
+
+def test_a_failure_that_no_broker_takes_back_keeps_its_place_in_a_claim() -> None:
+    rig, listener, work = claim_rig(
+        lambda messages, _ctx: RECONSUME_LATER if messages[0].queue_offset == 2 else None
+    )
+    rig.client.down.add(ADDRESS)
+    while not rig.consumption._ready.empty():
+        handle_next(rig)
+    assert got(listener) == [0, 1, 2, 3, 4] and rig.offset(work.queue) == 2
+    listener.answer = None
+    rig.advance(5_000)
+    handle_next(rig)
+    assert got(listener)[5:] == [2] and rig.offset(work.queue) == 5
+
+
+def test_what_waits_behind_a_call_that_does_not_return_is_given_away_after_ten_milliseconds() -> (
+    None
+):
+    rig, listener, work = claim_rig()
+    others: list[int] = []
+
+    def block(messages: list[MessageExt], _ctx: ConsumeContext) -> None:
+        if messages[0].queue_offset == 1:
+            rig.advance(9)
+            assert rig.consumption._ready.empty(), "not yet"
+            rig.advance(11)
+            assert rig.offset(work.queue) == 1, "what was done before the call is settled"
+            while not rig.consumption._ready.empty():  # as another thread does
+                others.append(len(listener.calls))
+                handle_next(rig)
+            assert rig.offset(work.queue) == 1, "nothing passes the one that is worked on"
+
+    listener.answer = block
+    handle_next(rig)
+    assert got(listener) == [0, 1, 2, 3, 4] and len(others) == 3
+    assert rig.offset(work.queue) == 5 and work.counters.consumed_ok == 5
+    assert rig.consumption.call_mean_ms > SLOW_CALL_MS, "from now on one at a time"
+
+
+def test_a_call_that_was_left_alone_may_fail_or_be_given_up_like_any_other() -> None:
+    rig, listener, work = claim_rig(count=3)
+
+    def fail(messages: list[MessageExt], _ctx: ConsumeContext) -> Any:
+        if messages[0].queue_offset == 0:
+            rig.advance(20)
+            rig.clock.advance_ms(15 * 60_000 + 1)
+            assert rig.consumption.clean_overdue() == 1, "and not those that nobody has begun"
+            return RECONSUME_LATER
+        return None
+
+    listener.answer = fail
+    while not rig.consumption._ready.empty():
+        handle_next(rig)
+    assert got(listener) == [0, 1, 2] and rig.offset(work.queue) == 3
+    assert [fields["offset"] for fields in sent_back(rig)] == ["1000"]
+
+
+def test_a_slow_listener_is_given_one_message_at_a_time_the_others_wait_for_the_next_thread() -> (
+    None
+):
+    rig, listener, work = claim_rig()
+    rig.consumption.call_mean_ms = SLOW_CALL_MS
+    listener.answer = lambda _messages, _ctx: rig.clock.advance_ms(1)
+    for done in range(1, 6):
+        handle_next(rig)
+        assert len(listener.calls) == done and rig.offset(work.queue) == done
+    assert rig.consumption._ready.empty() and work.counters.consumed_ok == 5
+
+
+def test_on_stop_a_claim_ends_after_the_message_that_the_listener_has() -> None:
+    rig, listener, work = claim_rig()
+
+    def stop(messages: list[MessageExt], _ctx: ConsumeContext) -> None:
+        if messages[0].queue_offset == 2:
+            assert rig.consumption.stop(timeout_ms=10)
+
+    listener.answer = stop
+    while not rig.consumption._ready.empty():
+        handle_next(rig)
+    assert got(listener) == [0, 1, 2] and rig.offset(work.queue) == 3
+
+
+@pytest.mark.parametrize("answer", [None, RECONSUME_LATER])
+def test_a_queue_that_is_dropped_ends_its_claim_and_results_are_ignored(answer: Any) -> None:
+    rig, listener, work = claim_rig()
+
+    def drop(messages: list[MessageExt], _ctx: ConsumeContext) -> Any:
+        if messages[0].queue_offset == 1:
+            work.process.drop()
+            return answer
+        return None
+
+    listener.answer = drop
+    while not rig.consumption._ready.empty():
+        handle_next(rig)
+    assert got(listener) == [0, 1] and rig.offset(work.queue) is None and sent_back(rig) == []
+    failed = 0 if answer is None else 1
+    assert (work.counters.consumed_ok, work.counters.consumed_failed) == (2 - failed, failed)
+
+
+def test_listener_batches_of_several_messages_are_portions_of_a_claim() -> None:
+    rig, listener = rig_with(batch_size=4, cut_messages=claim_messages(4))
+    rig.consumption.call_mean_ms = 0.0
+    work = rig.take()
+    rig.pull(work)
+    batches = rig.found(work, list(range(38)))
+    assert [batch.count for batch in batches] == [32, 6]
+    rig.consumption.submit(batches)
+    listener.answer = lambda messages, ctx: (
+        setattr(ctx, "ack_index", 1) if messages[0].queue_offset == 8 else None
+    )
+    while not rig.consumption._ready.empty():
+        handle_next(rig)
+    assert [len(call) for call in listener.calls] == [4] * 9 + [2]
+    assert [fields["offset"] for fields in sent_back(rig)] == ["2000", "2100"]
+    assert rig.offset(work.queue) == 38
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "together"), [(1, 32), (4, 32), (5, 30), (32, 32), (64, 64)]
+)
+def test_a_claim_is_whole_listener_batches_up_to_thirty_two_messages(
+    batch_size: int, together: int
+) -> None:
+    assert claim_messages(batch_size) == together
