@@ -59,12 +59,19 @@ def describe(options: Options, name: str) -> None:
 @pass_options
 @told
 def lag(options: Options, name: str) -> None:
-    """How far a group is behind, a line each queue."""
+    """How far a group is behind, a line each queue, as of its consumers' last commits."""
+    found = options.admin.group_lag(name)
     output.rows(
-        options.admin.group_lag(name),
-        ["topic", "broker", "queue", "max_offset", "committed", "lag"],
+        found,
+        ["topic", "broker", "queue", "max_offset", "committed", "lag", "committed_age_ms"],
         options.style,
     )
+    if options.style == "table":
+        click.echo(
+            "committed_age_ms: since a consumer last committed the queue; what it finished since "
+            "then counts as lag. -: not since the broker began",
+            err=True,
+        )
 
 
 @group.command()

@@ -87,6 +87,7 @@ def test_a_running_group_goes_back_where_it_is_told_and_skips_nothing(
         seen.wait_for(10)
         running.persist_offsets()
         eventually(lambda: admin.group_lag("g")[-1]["committed"] == 10)
+        assert admin.group_lag("g")[-1]["committed_age_ms"] >= 0
         planned = admin.seek_group("g", "orders", target)
         assert numbers(seen) == list(range(10)), "a dry run moves nothing"
         (row,) = admin.seek_group("g", "orders", target, execute=True)

@@ -87,6 +87,7 @@ def test_a_decorated_function_becomes_a_group_that_shares_the_queues_and_scales(
         eventually(lambda: len({body for body, _ in seen(notes)}) == 200, 30)
         assert len({pid for _, pid in seen(notes)}) == 2
         eventually(lambda: workers.lag() == 0, 20)
+        assert workers.lag().age_ms == 0
         assert workers.scale(1) == 1 == len(workers)
         fill(mq, topic, 50, 200)
         eventually(lambda: len({body for body, _ in seen(notes)}) == 250, 30)

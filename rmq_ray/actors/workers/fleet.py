@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,6 +76,7 @@ class FleetShell:
         self._changing = asyncio.Lock()
         self._stopped = False
         self._lag = 0
+        self._measured_ms: float | None = None
         if is_restart():
             spawn(self._start_again(), "fleet restart")
 
@@ -113,8 +115,8 @@ class FleetShell:
             return len(self._workers)
 
     async def status(self) -> dict[str, Any]:
-        """``group, actors, target, made_anew, lag`` (as last measured for scaling) and ``workers``:
-        ``stats`` of each, or its error.
+        """``group, actors, target, made_anew, lag`` (as last measured for scaling), ``lag_age_ms``
+        (since then; None without autoscale) and ``workers``: ``stats`` of each, or its error.
         """
         found = await asyncio.gather(*(self._stats(worker) for worker in self._workers))
         return {
@@ -123,10 +125,12 @@ class FleetShell:
             "target": self._target,
             "made_anew": self._made_anew,
             "lag": self._lag,
+            "lag_age_ms": self._measured_ms
+            and round(SYSTEM_CLOCK.monotonic_ms() - self._measured_ms),
             "workers": found,
         }
 
-    async def lag(self) -> int:
+    async def lag(self) -> GroupLag:
         """Messages that the group has still to finish: over all its queues, those of its retry
         topic included.
         """
@@ -262,7 +266,8 @@ class FleetShell:
         while not self._stopped:
             await asyncio.sleep(every_s)
             try:
-                self._lag, queues = await asyncio.to_thread(self._measure)
+                lag, queues = await asyncio.to_thread(self._measure)
+                self._lag, self._measured_ms = int(lag), SYSTEM_CLOCK.monotonic_ms()
                 places = await self._places()
             except RmqError as error:
                 log.info("the lag of group %s is not known now: %s", self._spec.group, error)
@@ -291,15 +296,15 @@ class FleetShell:
             return None
         return self._demand.places((await gateway.resources_beside())[0])
 
-    def _measure(self) -> tuple[int, int]:
+    def _measure(self) -> tuple[GroupLag, int]:
         """(lag, readable queues), in a thread."""
         if self._admin is None:
             self._admin = Admin(RayDiscovery(self._spec.cluster))
         admin = self._admin
         try:
-            lag = sum(int(row["lag"]) for row in admin.group_lag(self._spec.group))
+            lag = GroupLag.of(admin.group_lag(self._spec.group))
         except GroupNotFound:
-            lag = 0
+            lag = GroupLag(0, 0)
         queues = sum(
             row.read_queues
             for topic in self._spec.subscriptions
@@ -307,6 +312,44 @@ class FleetShell:
             if row.permission & Permission.READ
         )
         return lag, queues
+
+
+class GroupLag(int):
+    """A number of messages, asked of the brokers just now. Consumers commit from time to time: what
+    they have finished since is still in it.
+
+    ``age_ms``: since the oldest commit of a queue that has a lag; 0 where none has, None where such
+    a queue was not committed since its broker began.
+
+    >>> GroupLag(12, 3400), GroupLag(12, 3400) + 1, f"{GroupLag(12, 3400)} to do"
+    (GroupLag(12, age_ms=3400), 13, '12 to do')
+    """
+
+    age_ms: int | None
+
+    def __new__(cls, messages: int, age_ms: int | None) -> GroupLag:
+        """So many messages, of that age."""
+        lag = super().__new__(cls, messages)
+        lag.age_ms = age_ms
+        return lag
+
+    @classmethod
+    def of(cls, rows: Iterable[Mapping[str, Any]]) -> GroupLag:
+        """Of the rows of ``Admin.group_lag``."""
+        behind = [row for row in rows if row["lag"]]
+        ages = [row["committed_age_ms"] for row in behind]
+        return cls(
+            sum(row["lag"] for row in behind), None if None in ages else max(ages, default=0)
+        )
+
+    def __repr__(self) -> str:
+        return f"GroupLag({int(self)}, age_ms={self.age_ms})"
+
+    def __str__(self) -> str:
+        return str(int(self))
+
+    def __reduce__(self) -> tuple[type[GroupLag], tuple[int, int | None]]:
+        return GroupLag, (int(self), self.age_ms)
 
 
 class Workers:
@@ -338,9 +381,12 @@ class Workers:
         found: dict[str, Any] = gateway.call(self._fleet, "status")
         return found
 
-    def lag(self) -> int:
-        """Messages that the group has still to finish, now."""
-        return int(gateway.call(self._fleet, "lag"))
+    def lag(self) -> GroupLag:
+        """Messages that the group has still to finish, by what its consumers have committed; a
+        number with an ``age_ms``.
+        """
+        found: GroupLag = gateway.call(self._fleet, "lag")
+        return found
 
     def scale(self, actors: int, timeout_s: float = 60.0) -> int:
         """Run this many workers; those that go finish what they have begun. Returns the number that

@@ -81,7 +81,11 @@ class AdminGroups(AdminLink):
 
     def group_lag(self, group: str) -> list[dict[str, Any]]:
         """A row for each queue that the group consumes: topic, broker, queue, max_offset,
-        committed, lag. ``GroupNotFound`` where none does.
+        committed, lag, committed_age_ms, last_consumed_ms. ``GroupNotFound`` where none does.
+
+        ``committed_age_ms``: how long ago a consumer last committed the queue, moved or not: what
+        it has finished since is still counted as lag. None where nobody has since the broker began.
+        ``last_consumed_ms``: when the last message that is consumed was stored, ms.
         """
         rows = [
             {
@@ -91,6 +95,7 @@ class AdminGroups(AdminLink):
                 "max_offset": p.broker_offset,
                 "committed": p.consumer_offset,
                 "lag": max(0, p.broker_offset - p.consumer_offset),
+                "committed_age_ms": p.committed_age_ms,
                 "last_consumed_ms": p.last_ms,
             }
             for queue, p in sorted(self._progress(group).items())

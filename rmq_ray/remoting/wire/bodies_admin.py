@@ -170,12 +170,14 @@ def decode_topic_stats(body: Buffer) -> dict[MessageQueue, QueueStats]:
 @dataclass(frozen=True, slots=True)
 class Progress:
     """A group on a queue (208): the queue's maximum, the committed offset, store time of the last
-    consumed message in ms.
+    consumed message in ms, and how long ago it was committed (None: not since the broker began, or
+    RocketMQ's broker, which does not tell).
     """
 
     broker_offset: int
     consumer_offset: int
     last_ms: int
+    committed_age_ms: int | None = None
 
 
 def encode_consume_stats(
@@ -210,6 +212,7 @@ def _consume_stats(progress: Mapping[MessageQueue, Progress], consume_tps: float
             "brokerOffset": p.broker_offset,
             "consumerOffset": p.consumer_offset,
             "lastTimestamp": p.last_ms,
+            **({} if p.committed_age_ms is None else {"committedAgeMs": p.committed_age_ms}),
         }
         for queue, p in progress.items()
     }
@@ -221,7 +224,10 @@ def decode_consume_stats(body: Buffer) -> dict[MessageQueue, Progress]:
     """Queues and how far the group is."""
     return {
         decode_queue(key): Progress(
-            int(v["brokerOffset"]), int(v["consumerOffset"]), int(v.get("lastTimestamp") or 0)
+            int(v["brokerOffset"]),
+            int(v["consumerOffset"]),
+            int(v.get("lastTimestamp") or 0),
+            None if v.get("committedAgeMs") is None else int(v["committedAgeMs"]),
         )
         for key, v in _queue_table(body).items()
     }

@@ -138,15 +138,16 @@ class QueryHandlers:
                         topic,
                         queue_id,
                         self._offsets.query(topic, header.consumer_group, queue_id) or 0,
+                        self._offsets.committed_age_ms(topic, header.consumer_group, queue_id),
                     )
                 )
 
         def read() -> dict[MessageQueue, Progress]:
             found = {}
-            for topic, queue_id, offset in plan:
+            for topic, queue_id, offset, age_ms in plan:
                 last_ms = store_ms_at(store, topic, queue_id, offset - 1) if offset > 0 else 0
                 found[MessageQueue(topic, broker, queue_id)] = Progress(
-                    store.bounds(topic, queue_id)[1], offset, max(0, last_ms)
+                    store.bounds(topic, queue_id)[1], offset, max(0, last_ms), age_ms
                 )
             return found
 

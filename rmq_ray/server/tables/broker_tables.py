@@ -79,7 +79,7 @@ class BrokerTables:
         self.groups = GroupTable(
             clock, config.auto_create_groups, check_group, self._groups_changed
         )
-        self.offsets = OffsetTable()
+        self.offsets = OffsetTable(clock)
         self.filters = FilterTable()
         self._clock = clock
         self._delays: dict[int, int] = {}

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from enum import Enum
 from heapq import nlargest
 
+from rmq_ray.clock import Clock
 from rmq_ray.model.pulling import GetMessageStatus
 from rmq_ray.store.front.message_store import MessageStore
 from rmq_ray.store.reading.log_reader import GetResult, last_log_offset
@@ -42,8 +43,10 @@ class Commit(Enum):
 class OffsetTable:
     """Offsets of one broker, memory first; ``dirty`` says that the file is behind."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._offsets: Tables = {}
+        self._committed_ms: dict[tuple[str, str], dict[int, float]] = {}
         self._pullers: dict[tuple[str, str], dict[int, Hashable]] = {}
         self.behind = FallBehind()
         """How far from the log's end the groups read; kept as long as their offsets are."""
@@ -81,6 +84,13 @@ class OffsetTable:
         queues = self._offsets.get((topic, group))
         return None if queues is None else queues.get(queue_id)
 
+    def committed_age_ms(self, topic: str, group: str, queue_id: int) -> int | None:
+        """How long ago the stored offset was committed last, be it unchanged; None where nobody has
+        committed it since the broker began.
+        """
+        at_ms = self._committed_ms.get((topic, group), {}).get(queue_id)
+        return None if at_ms is None else max(0, round(self._clock.monotonic_ms() - at_ms))
+
     def pulled(self, topic: str, group: str, queue_id: int, client: Hashable) -> None:
         """Note whose pull of the queue is the latest."""
         pullers = self._pullers.get((topic, group))
@@ -112,6 +122,7 @@ class OffsetTable:
             queues = {}
         stored = queues.get(queue_id)
         if offset == stored:
+            self._note_time(topic, group, queue_id)
             return Commit.STORED
         if not administrator:
             if highest is not None and offset > highest:
@@ -129,6 +140,7 @@ class OffsetTable:
             return self._refuse()
         queues[queue_id] = offset
         self._offsets[topic, group] = queues
+        self._note_time(topic, group, queue_id)
         self.dirty = True
         if stored is not None and offset < stored:
             self.lowered += 1
@@ -188,10 +200,14 @@ class OffsetTable:
 
     def _forget(self, matches: Callable[[str, str], bool]) -> None:
         self.behind.forget(matches)
-        for table in (self._offsets, self._pullers):
+        for table in (self._offsets, self._pullers, self._committed_ms):
             for key in [key for key in table if matches(*key)]:
                 del table[key]
                 self.dirty = True
+
+    def _note_time(self, topic: str, group: str, queue_id: int) -> None:
+        times = self._committed_ms.setdefault((topic, group), {})
+        times[queue_id] = self._clock.monotonic_ms()
 
     def _refuse(self) -> Commit:
         self.refused += 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import pickle
 from types import SimpleNamespace
 
 import pytest
@@ -189,3 +191,17 @@ def test_workers_that_did_not_start_in_time_are_told_with_what_is_free_then(
     ):
         asyncio.run(shell.start(1.0))
     assert killed == made == ["worker 0", "worker 1", "worker 2"]
+
+
+def row(lag: int, age_ms: int | None) -> dict[str, int | None]:
+    return {"lag": lag, "committed_age_ms": age_ms}
+
+
+def test_a_lag_is_a_number_that_says_how_old_it_is() -> None:
+    lag = fleet.GroupLag.of([row(7, 900), row(0, 60_000), row(5, 4_100), row(0, None)])
+    assert (lag, lag.age_ms, f"{lag}", str(lag), json.dumps(lag)) == (12, 4_100, "12", "12", "12")
+    copied = pickle.loads(pickle.dumps(lag))
+    assert (copied, copied.age_ms) == (12, 4_100)
+    nothing, unknown = fleet.GroupLag.of([row(0, 9)]), fleet.GroupLag.of([row(3, None), row(2, 1)])
+    assert not nothing and nothing.age_ms == 0
+    assert unknown == 5 and unknown.age_ms is None

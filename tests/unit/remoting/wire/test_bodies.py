@@ -321,6 +321,9 @@ def test_tables_keyed_by_queues_are_read_with_object_keys_and_with_escaped_text_
     assert bodies_admin.decode_consume_stats(
         bodies_admin.encode_consume_stats({QUEUE: Progress(2, 1, 7)})
     ) == {QUEUE: Progress(2, 1, 7)}
+    assert bodies_admin.decode_consume_stats(
+        bodies_admin.encode_consume_stats({QUEUE: Progress(2, 1, 7, 0)})
+    ) == {QUEUE: Progress(2, 1, 7, 0)}
 
 
 def test_other_tables_and_lists_are_read_back() -> None:

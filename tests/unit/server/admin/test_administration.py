@@ -261,9 +261,10 @@ def test_lag_of_a_group_per_queue(bench: Bench) -> None:
     bench.clock.advance_ms(1_000)
     bench.send(bodies_=[b"d"])
     bench.core.tables.offsets.commit("orders", "billing", 0, 3, "c")
+    bench.clock.advance_ms(2_500)
     for fields in ({"consumerGroup": "billing", "topic": "orders"}, {"consumerGroup": "billing"}):
         stats = bodies_admin.decode_consume_stats(bench.ask(Code.GET_CONSUME_STATS, fields).body)
-        assert stats[MessageQueue("orders", "broker-a", 0)] == Progress(4, 3, first_ms)
+        assert stats[MessageQueue("orders", "broker-a", 0)] == Progress(4, 3, first_ms, 2_500)
         assert stats[MessageQueue("orders", "broker-a", 1)] == Progress(0, 0, 0) and len(stats) == 4
     assert (
         bodies_admin.decode_consume_stats(

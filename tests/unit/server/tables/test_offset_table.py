@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from rmq_ray.clock import ManualClock
 from rmq_ray.server.tables.offset_table import Commit, OffsetTable
 
 
 def committed(offset: int = 100, puller: str = "one") -> OffsetTable:
-    table = OffsetTable()
+    table = OffsetTable(ManualClock())
     table.commit("orders", "billing", 0, offset, puller)
     table.pulled("orders", "billing", 0, puller)
     return table
@@ -68,7 +69,7 @@ def test_a_locked_queue_takes_commits_from_the_holder_only() -> None:
 
 
 def test_negative_offsets_are_refused() -> None:
-    table = OffsetTable()
+    table = OffsetTable(ManualClock())
     assert table.commit("orders", "billing", 0, -1, "one", administrator=True) is Commit.REFUSED
     assert table.query("orders", "billing", 0) is None
 
@@ -101,3 +102,20 @@ def test_a_pullers_memory_of_a_forgotten_group_is_gone() -> None:
     table.forget_group("billing")
     table.commit("orders", "billing", 0, 9, "x")
     assert table.commit("orders", "billing", 0, 5, "one") is Commit.REFUSED
+
+
+def test_the_age_of_an_offset_is_that_of_its_last_commit_moved_or_not() -> None:
+    clock = ManualClock()
+    table = OffsetTable(clock)
+    table.load({("orders", "billing"): {0: 5}})
+    assert table.committed_age_ms("orders", "billing", 0) is None, "it is from the file"
+    table.commit("orders", "billing", 0, 5, "one")
+    clock.advance_ms(1_500)
+    assert table.committed_age_ms("orders", "billing", 0) == 1_500
+    table.commit("orders", "billing", 0, 4, "stranger")
+    assert table.committed_age_ms("orders", "billing", 0) == 1_500, "it was refused"
+    table.commit("orders", "billing", 0, 6, "one")
+    assert table.committed_age_ms("orders", "billing", 0) == 0
+    assert table.committed_age_ms("orders", "billing", 1) is None
+    table.forget_group("billing")
+    assert table.committed_age_ms("orders", "billing", 0) is None
