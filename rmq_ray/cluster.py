@@ -361,6 +361,7 @@ def start_from(
             (made,),
             resource=_place_of_controller(made) or gateway.HEAD,
         )
+        _caution(made)
     deadline = SYSTEM_CLOCK.monotonic_ms() + timeout_s * 1000
     _wait_until_serving(topology.cluster, handle, timeout_s, fresh=not found.running)
     if start_stopped:
@@ -392,12 +393,21 @@ def _start_new(
     handle = gateway.create(
         ControllerShell, names.controller(name), (plan,), resource=_place_of_controller(plan)
     )
+    _caution(plan)
     _wait_until_serving(name, handle, timeout_s)
     _await_registrations(
         names.broker(name, copy.broker_name, copy.broker_id)
         for _, copy in plan.all_copies()
         if plan.ledger
     )
+
+
+def _caution(plan: ClusterPlan) -> None:
+    """A warning for each broker of a new cluster that needs all of its copies."""
+    for said in replica_status.cautions(
+        (broker, len(plan.replicas.get(broker.broker_name, ()))) for broker in plan.brokers
+    ):
+        log.warning("%s", said)
 
 
 def _check_homes(plan: ClusterPlan, one_node: bool) -> None:

@@ -16,6 +16,7 @@ from click.core import ParameterSource
 
 import rmq_ray
 from rmq_ray.actors import names
+from rmq_ray.actors.control.replica_status import cautions
 from rmq_ray.cli import brokers, output, ray_head
 from rmq_ray.cli.context import Options, first_line, pass_options, told
 from rmq_ray.errors import ClusterError
@@ -62,6 +63,8 @@ def plan(options: Options, config: str, ray_port: int | None) -> None:
     Exit code 1 where `up` would refuse.
     """
     topology = use_topology(options, config)
+    for said in cautions((spec.config, len(spec.replicas)) for spec in topology.brokers):
+        click.echo(f"note: {said}", err=True)
     if ray_head.find(options.address, ray_port) is None:
         output.record(
             {
@@ -269,16 +272,20 @@ def down(options: Options) -> None:
 @told
 def status(options: Options) -> None:
     """Every actor of the cluster and what it says of itself."""
-    found = options.connect().status()
+    mq = options.connect()
+    found = mq.status()
+    weak = mq.weak_brokers(found)
     if options.style == "json":
-        output.record({"cluster": options.cluster, **found}, options.style)
+        output.record({"cluster": options.cluster, **found, "weak": weak}, options.style)
         return
-    servers = options.connect().discovery.lookup().name_servers
+    servers = mq.discovery.lookup().name_servers
     addresses = {f"name-server-{i}": address for i, address in enumerate(servers)}
     rows = [
         _summary(name, {"address": addresses.get(name), **state}) for name, state in _actors(found)
     ]
     click.echo(f"cluster {options.cluster}: {found['controller']}")
+    for name, said in weak.items():
+        click.echo(f"{name}: {said}")
     output.rows(rows, ["actor", *_MAIN_COLUMNS, "detail"], options.style)
     if found["elections"]:
         click.echo()

@@ -138,7 +138,11 @@ def test_a_sync_master_acknowledges_what_its_slaves_have(tmp_path: Path, flush: 
 @pytest.mark.seed("S3-135")
 def test_without_slaves_a_sync_master_says_so_and_shows_nothing_until_one_is_back(
     tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    def told(words: str) -> int:
+        return sum(words in record.getMessage() for record in caplog.records)
+
     with (
         ReplicatedCluster(tmp_path, 1, SYNC) as cluster,
         Producer("p", discovery=cluster) as producer,
@@ -158,11 +162,14 @@ def test_without_slaves_a_sync_master_says_so_and_shows_nothing_until_one_is_bac
             collector.wait_for(1)
             with pytest.raises(SendUnconfirmed, match="SLAVE_NOT_AVAILABLE"):
                 producer.send("orders", b"two")
+            eventually(lambda: told("acknowledged, not delivered: no slave in sync") == 1)
             assert not _within(0.3, lambda: len(collector.bodies) > 1), "visible means replicated"
             cluster.start_slave()
             assert sorted(collector.wait_for(2)) == [b"one", b"two"]
+            eventually(lambda: told("acknowledges and delivers again") == 1)
         cluster.in_sync()
         assert producer.send("orders", b"three").status is SendStatus.SEND_OK
+        assert told("not delivered") == told("delivers again") == 1
 
 
 def test_a_slave_that_hangs_costs_a_timeout_and_then_its_place_in_the_set(tmp_path: Path) -> None:

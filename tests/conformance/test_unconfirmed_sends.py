@@ -188,4 +188,4 @@ def test_the_command_line_fails_and_says_it_on_one_line(
     result = CliRunner().invoke(main, arguments, input=text)
     assert result.exit_code == 1 and result.output.count("\n") == 1
     assert "SLAVE_NOT_AVAILABLE from broker-a" in result.output
-    assert result.output.rstrip().endswith("[SendUnconfirmed]")
+    assert result.output.rstrip().endswith("returns the status [SendUnconfirmed]"), "not cut off"

@@ -231,3 +231,41 @@ def _wake(pid: int) -> None:
         os.kill(pid, signal.SIGCONT)
     except ProcessLookupError:
         return  # the supervisor was faster
+
+
+def test_with_one_slave_a_lone_master_tells_everybody_that_nothing_is_delivered(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = f"duo{uuid.uuid4().hex[:6]}"
+    cluster = rmq.start(
+        name, store_path=str(tmp_path), replicas=1, replication="sync", store_settings=SMALL
+    )
+    collector = Collector()
+    try:
+        assert "broker-a has replication='sync', one slave" in caplog.text
+        with (
+            rmq.Producer(cluster=name, send_timeout_ms=30_000) as producer,
+            rmq.PushConsumer(
+                "g",
+                listener=collector,
+                subscriptions={"orders": "*"},
+                cluster=name,
+                start_from="first",
+            ),
+        ):
+            producer.send("orders", b"one")
+            collector.wait_for(1, 30)
+            old = int(settled(cluster)["master"])
+            cluster.stop_broker("broker-a", replica=old, force=True)
+            with pytest.raises(rmq.SendUnconfirmed, match="SLAVE_NOT_AVAILABLE"):
+                producer.send("orders", b"two")
+            weak = "not acknowledged, not delivered: no slave in sync"
+            assert election(cluster)["master"] == 1 - old
+            eventually(lambda: weak in cluster.weak_brokers().get("broker-a", ""), 30)
+            assert collector.bodies == [b"one"]
+            cluster.start_broker("broker-a", replica=old)
+            collector.wait_for(2, 60)
+            eventually(lambda: not cluster.weak_brokers(), 30)
+            assert producer.send("orders", b"three").status is rmq.SendStatus.SEND_OK
+    finally:
+        cluster.stop()

@@ -1,16 +1,18 @@
 """What people see of a broker's copies: one row for each replica, made from what actors and
 controller say of themselves.
 
-Decides: how a row is named, and when a broker has too few copies. Asks nobody.
+Decides: how a row is named, when a broker has too few copies, and which will have too few when one
+is away. Asks nobody.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rmq_ray.actors import names
 from rmq_ray.config import BrokerConfig, ReplicationMode
+from rmq_ray.protocol.election.copies import needs_all, not_delivered
 
 MASTER, SLAVE, WAITING = "master", "slave", "waiting"
 SERVING = "serving"
@@ -59,10 +61,23 @@ def too_few(
         elif config.replication is ReplicationMode.SYNC_MASTER and in_sync < config.copies_min:
             yield (
                 config.broker_name,
-                f"{in_sync} of {len(mine)} copies in sync, {config.copies_min} needed (copies_min)",
+                f"{not_delivered(in_sync)} ({in_sync} of {len(mine)} copies, "
+                f"copies_min={config.copies_min})",
             )
         elif in_sync < 2:
             yield config.broker_name, f"1 of {len(mine)} copies in sync: none to take over"
+
+
+def cautions(brokers: Iterable[tuple[BrokerConfig, int]]) -> list[str]:
+    """What it means for each of these that it needs all of its copies. ``brokers``: a master's
+    settings, and how many slaves it has.
+    """
+    found = [
+        needs_all(config.broker_name, 1 + slaves, config.copies_min)
+        for config, slaves in brokers
+        if config.replication is ReplicationMode.SYNC_MASTER
+    ]
+    return [text for text in found if text is not None]
 
 
 def _row(

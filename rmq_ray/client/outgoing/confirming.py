@@ -13,13 +13,9 @@ from rmq_ray.errors import RmqError, SendError, SendUnconfirmed
 from rmq_ray.model.message import SendResult, SendStatus
 
 _REMEDIES = {
-    SendStatus.FLUSH_DISK_TIMEOUT: "Look at that broker's disk",
-    SendStatus.SLAVE_NOT_AVAILABLE: (
-        "It is delivered once a slave is in sync again: see 'rmq-ray status', bring that copy back"
-    ),
-    SendStatus.FLUSH_SLAVE_TIMEOUT: (
-        "It is delivered once every slave in sync has it: see 'rmq-ray status'"
-    ),
+    SendStatus.FLUSH_DISK_TIMEOUT: "look at that broker's disk",
+    SendStatus.SLAVE_NOT_AVAILABLE: "delivered once a slave is in sync again (`rmq-ray status`)",
+    SendStatus.FLUSH_SLAVE_TIMEOUT: "delivered once every slave has it (`rmq-ray status`)",
 }
 
 
@@ -30,9 +26,9 @@ def unconfirmed(result: SendResult) -> SendUnconfirmed | None:
         return None
     what = "the message is" if result.count == 1 else f"{result.count} messages are"
     return SendUnconfirmed(
-        f"{status.name} from {result.queue.broker_name}: {what} {status.meaning}. "
-        f"{_REMEDIES[status]}, or send again where twice is better than never "
-        f"(raise_on_status=False returns this status instead)",
+        f"{status.name} from {result.queue.broker_name}: {what} {status.meaning}; "
+        f"{_REMEDIES[status]}; send again where twice is better than never; "
+        f"raise_on_status=False returns the status",
         result.queue.topic,
         0,
         (result,),

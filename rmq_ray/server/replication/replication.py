@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from rmq_ray.clock import Clock
@@ -27,6 +28,7 @@ from rmq_ray.errors import BrokerBusy, LogDiverged
 from rmq_ray.files import FileSystem
 from rmq_ray.model.reigns import replica_of, slave_id
 from rmq_ray.ports import Peer
+from rmq_ray.protocol.election.copies import not_delivered
 from rmq_ray.protocol.election.replication import Followers
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Buffer, Command
@@ -63,6 +65,7 @@ from rmq_ray.store.tables.config_files import TimerProgress
 log = logging.getLogger("rmq_ray.server.replication.replication")
 WARM_BYTES = 32 << 20  # this close to the log's end a read does not wait for the disk
 FOLLOWER = "follower"
+SHORT_MS = 2_000  # slaves take a while to join a master that starts
 LEASE_WAIT_MS = 500  # under a controller an idle slave renews the lease as often
 
 
@@ -114,6 +117,8 @@ class Replication:
         self._leadership = leadership
         self._epoch = epoch
         self._led = False
+        self._short_since_ms: float | None = None
+        """Since when too few copies are in sync: inf once that is told."""
         self.sync = config.replication is ReplicationMode.SYNC_MASTER and not identity.is_slave
         flush_counts = config.store.flush is FlushMode.SYNC_FLUSH
         self.followers = Followers(
@@ -183,6 +188,7 @@ class Replication:
             )
             self._confirm()
         self._propose()
+        self._tell_short(now_ms)
         if self._led is not self.leads:
             self._led = not self._led
             log.log(
@@ -345,6 +351,27 @@ class Replication:
         }
 
     # --- inside -----------------------------------------------------------------------------------
+
+    def _tell_short(self, now_ms: float) -> None:
+        """One line when sends begin to be neither acknowledged nor delivered, one when that ends;
+        none where slaves join in time.
+        """
+        since, name = self._short_since_ms, self._identity.name
+        if self.enough:
+            if since == inf:
+                log.warning("%s acknowledges and delivers again: slaves are in sync", name)
+            self._short_since_ms = None
+        elif since is None:
+            self._short_since_ms = now_ms
+        elif now_ms - since >= SHORT_MS:
+            self._short_since_ms = inf
+            copies = 1 + len(self.followers.in_sync)
+            log.warning(
+                "of %s %s (copies_min=%d): bring a copy back; replication='async' goes on alone",
+                name,
+                not_delivered(copies),
+                self._config.copies_min,
+            )
 
     def _master_store(self) -> MessageStore:
         if self._identity.is_slave:

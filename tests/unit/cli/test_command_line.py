@@ -217,7 +217,11 @@ def test_health_says_which_broker_has_too_few_copies(monkeypatch: pytest.MonkeyP
         "state": cluster.weak,
     } in json.loads(result.stdout)
     assert "copies of broker-a" in result.stderr
-    assert "replica" in run("status").stdout.splitlines()[-2]
+    lines = run("status").stdout.splitlines()
+    assert lines[1] == f"broker-a: {cluster.weak}" and "replica" in lines[-2]
+    assert json.loads(run("--format", "json", "status").stdout)["weak"] == {
+        "broker-a": cluster.weak
+    }
 
 
 def test_general_options_may_stand_behind_the_verb_but_not_behind_two_dashes() -> None:

@@ -32,6 +32,18 @@ def test_a_plan_where_no_ray_runs_says_so_and_that_the_file_is_right(file: Path)
     )
 
 
+def test_a_plan_notes_a_broker_that_needs_both_of_its_copies(file: Path) -> None:
+    slave = '[[brokers.replicas]]\nstore = { path = "copy" }\n'
+    settings = 'replication = "sync"\nallow_same_node = true\n'
+    file.write_text(FILE + settings + slave)
+    result = CliRunner().invoke(main, ["plan", "--config", str(file)])
+    assert result.exit_code == 0, result.output
+    (note,) = [line for line in result.stderr.splitlines() if line.startswith("note: ")]
+    assert "broker-a has replication='sync', one slave" in note and "replicas=2" in note
+    file.write_text(FILE + settings.replace("sync", "async") + slave)
+    assert "note: " not in CliRunner().invoke(main, ["plan", "--config", str(file)]).stderr
+
+
 @pytest.mark.parametrize("command", ["plan", "up"])
 def test_a_wrong_file_ends_the_command_with_its_line(file: Path, command: str) -> None:
     file.write_text(FILE.replace("store =", "stor ="))

@@ -4,6 +4,7 @@ when there are too few.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -117,7 +118,15 @@ def test_without_a_controllers_word_the_master_says_who_is_in_sync() -> None:
         ("async", [master({}), slave(1)], [0], ["1 of 2 copies in sync: none to take over"]),
         ("async", [{"state": "not answering", "error": "x"}, slave(1)], [0, 1], ["no master"]),
         ("sync", [master({}), slave(1)], [0, 1], []),
-        ("sync", [master({}), slave(1)], [0], ["1 of 2 copies in sync, 2 needed (copies_min)"]),
+        (
+            "sync",
+            [master({}), slave(1)],
+            [0],
+            [
+                "sends are stored, not acknowledged, not delivered: no slave in sync "
+                "(1 of 2 copies, copies_min=2)"
+            ],
+        ),
         ("sync", [slave(2) | {"broker_id": -1}, slave(1)], [0, 1], ["no master"]),
     ],
 )
@@ -150,3 +159,25 @@ def test_a_replica_without_an_id_yet_waits_and_one_that_does_not_answer_has_no_r
         "missing",
         None,
     )
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"replication": "async", "replicas": 1}, ""),
+        ({"replication": "sync", "replicas": 2}, ""),
+        ({"replication": "sync", "replicas": 1}, "one slave and copies_min=2.*With replicas=2 any"),
+        (
+            {"replication": "sync", "replicas": 2, "broker_settings": {"copies_min": 3}},
+            "2 slaves and copies_min=3.*With replicas=3 any",
+        ),
+    ],
+)
+def test_a_broker_that_needs_all_of_its_copies_is_told_of_before_it_starts(
+    settings: dict[str, Any], said: str
+) -> None:
+    (first, *_), replicas = plan(**settings), settings["replicas"]
+    found = replica_status.cautions([(first[1], replicas)])
+    assert len(found) == bool(said)
+    assert not said or re.match(f"broker-a has replication='sync', {said}", found[0])
+    assert not said or "SendUnconfirmed and nothing is delivered" in found[0]
