@@ -84,8 +84,11 @@ class ConsumerData:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """What a client instance sends to every broker every 30 s."""
+    """What a client instance sends to every broker every 30 s. ``without_checker``: those of the
+    producer groups that say that they cannot answer for a transaction; who says nothing may.
+    """
 
     client_id: str
     producer_groups: tuple[str, ...] = ()
     consumers: tuple[ConsumerData, ...] = field(default=())
+    without_checker: frozenset[str] = frozenset()

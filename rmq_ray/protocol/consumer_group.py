@@ -237,10 +237,13 @@ class ConsumerTable:
 
 
 class ProducerTable:
-    """Producer groups by name: whom the broker can ask about a half message."""
+    """Producer groups by name: whom the broker can ask about a half message. Who announced that it
+    has no checker is a member, but is not asked.
+    """
 
     def __init__(self) -> None:
         self._groups: dict[str, dict[Connection, Client]] = {}
+        self._without_checker: set[tuple[str, Connection]] = set()
         self._turn = 0
 
     def groups(self) -> dict[str, dict[Connection, Client]]:
@@ -251,9 +254,15 @@ class ProducerTable:
         """The group's connections, empty without members."""
         return dict(self._groups.get(group, ()))
 
-    def register(self, group: str, connection: Connection, client: Client) -> bool:
+    def register(
+        self, group: str, connection: Connection, client: Client, without_checker: bool = False
+    ) -> bool:
         """One producer group of a heartbeat; True when the connection is new to it."""
         channels = self._groups.setdefault(group, {})
+        if without_checker:
+            self._without_checker.add((group, connection))
+        else:
+            self._without_checker.discard((group, connection))
         known = channels.get(connection)
         if known is None or known.client_id != client.client_id:
             channels[connection] = client
@@ -266,6 +275,7 @@ class ProducerTable:
         channels = self._groups.get(group, {})
         if channels.pop(connection, None) is None:
             return False
+        self._without_checker.discard((group, connection))
         if not channels:
             del self._groups[group]
         return True
@@ -286,10 +296,14 @@ class ProducerTable:
     def next_connection(
         self, group: str, is_open: Callable[[Connection], bool] = lambda _connection: True
     ) -> Connection | None:
-        """A live connection of the group, in turn; any member can answer for a crashed one
-        (check-back).
+        """A live connection of the group, in turn; any member that has a checker can answer for a
+        crashed one (check-back).
         """
-        channels = list(self._groups.get(group, ()))
+        channels = [
+            member
+            for member in self._groups.get(group, ())
+            if (group, member) not in self._without_checker
+        ]
         for step in range(len(channels)):
             connection = channels[(self._turn + step) % len(channels)]
             if is_open(connection):

@@ -65,6 +65,11 @@ class ManagedProducer(Protocol):
         """The producer group, unique in the instance."""
         ...
 
+    @property
+    def has_checker(self) -> bool:
+        """Whether it can say what became of a transaction; brokers are told."""
+        ...
+
     def published_topics(self) -> Collection[str]:
         """Topics whose routes are refreshed every 30 s. Called from the timer thread."""
         ...
@@ -381,7 +386,9 @@ class ClientInstance:
 
     def _heartbeat_value(self) -> Heartbeat:
         consumers = tuple(consumer.consumer_data() for consumer in list(self._consumers.values()))
-        return Heartbeat(self.client_id, tuple(sorted(self._producers)), consumers)
+        producers = sorted(self._producers.copy().items())
+        without = frozenset(group for group, producer in producers if not producer.has_checker)
+        return Heartbeat(self.client_id, tuple(group for group, _ in producers), consumers, without)
 
     def _heard(self, answer: Command) -> None:
         """A broker's answer to a heartbeat: it may say that others of a group subscribe

@@ -279,13 +279,15 @@ class AsyncProducer(ProducerBase):
         call = ArrowCall(topic, data, (body, key, tag, properties), queue, self._time(timeout))
         return await send_table(self._core, sender, self._steps, call)
 
-    def transaction(self, checker: Checker, *, timeout: float | None = None) -> AsyncTransaction:
+    def transaction(
+        self, checker: Checker | None = None, *, timeout: float | None = None
+    ) -> AsyncTransaction:
         """Begin a transaction: ``async with producer.transaction(checker) as tx: await
         tx.send("orders", b"x")``; see ``Producer.transaction``.
         """
-        required(checker)
+        mine = required(self._checker if checker is None else checker)
         return AsyncTransaction(
-            lambda: self._halves(checker), self._time(timeout), self._config.body_bytes_max
+            lambda: self._halves(mine), self._time(timeout), self._config.body_bytes_max
         )
 
     async def send_in_transaction(
@@ -464,8 +466,7 @@ class AsyncProducer(ProducerBase):
         if core is None:
             return
         self._starting, self._core = None, core
-        if self._steps is not None:
-            self._steps.watch(core)
+        self._watch(core)
         self._sender = LoopSender(core, self._limits or RemotingLimits())
         self._state = ServiceState.RUNNING
 

@@ -62,8 +62,9 @@ class Producer(ProducerBase):
     ``group``: unique among producers of one client id. ``discovery``: where the name servers are.
     Settings are those of ``ProducerConfig``, as ``config`` or as keywords. ``client_id``: None = a
     client of its own; equal ids share connections. ``hooks``, ``checks``: see
-    ``client.interceptors.send_hooks``; they are pickled with the producer. Times given to calls are
-    seconds.
+    ``client.interceptors.send_hooks``. ``checker(message)``: says what became of a half message of
+    the group, from the start on (see ``transaction``). All of them are pickled with the producer.
+    Times given to calls are seconds.
     """
 
     def _configure(
@@ -357,14 +358,17 @@ class Producer(ProducerBase):
         """
         return recall(self._core or self._ready(), topic, recall_handle, self._time(timeout))
 
-    def transaction(self, checker: Checker, *, timeout: float | None = None) -> Transaction:
+    def transaction(
+        self, checker: Checker | None = None, *, timeout: float | None = None
+    ) -> Transaction:
         """Begin a transaction: ``with producer.transaction(checker) as tx: tx.send("orders",
         b"x")``; see ``client.transaction.transaction``.
 
         ``checker(message)``: what became of a half message, as ``LocalTransactionState``; a broker
-        asks any producer of the group that has a checker. ``timeout``: s for each half and each
-        end.
+        asks any producer of the group that has a checker. None = the producer's own.
+        ``timeout``: s for each half and each end.
         """
+        checker = self._checker if checker is None else checker
         return transaction.begin(self._core or self._ready(), self._steps, checker, timeout)
 
     # --- requests ---------------------------------------------------------------------------------
@@ -449,8 +453,7 @@ class Producer(ProducerBase):
             if self._state is ServiceState.START_FAILED:
                 self._state = ServiceState.CREATE_JUST
             raise
-        if self._steps is not None:
-            self._steps.watch(core)
+        self._watch(core)
         self._core = core
         if self._state is not ServiceState.START_FAILED:
             self.close()

@@ -16,6 +16,8 @@ from rmq_ray.client.interceptors.send_hooks import SendCheck, SendHook, checked_
 from rmq_ray.client.outgoing.send_request import timeout_in_ms
 from rmq_ray.client.sending.producer_core import ProducerCore
 from rmq_ray.client.sending.send_steps import SendSteps
+from rmq_ray.client.transaction.transaction import check_checker, engine_of, watch_ends
+from rmq_ray.client.transaction.transaction_checks import Checker
 from rmq_ray.clock import SYSTEM_CLOCK, Clock
 from rmq_ray.config import ProducerConfig, RemotingLimits
 from rmq_ray.errors import ConfigError
@@ -27,7 +29,7 @@ from rmq_ray.protocol.validators import check_group
 class ProducerBase:
     """See ``Producer`` for the settings."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the public signature
         self,
         group: str | None = None,
         *,
@@ -38,6 +40,7 @@ class ProducerBase:
         client_id: str | None = None,
         hooks: Sequence[SendHook] = (),
         checks: Sequence[SendCheck] = (),
+        checker: Checker | None = None,
         **settings: Any,
     ) -> None:
         if config is not None and not isinstance(config, ProducerConfig):
@@ -49,6 +52,8 @@ class ProducerBase:
         base = base.but(group=with_namespace(base.namespace, base.group))
         check_group(base.group)
         self._hooks, self._checks = checked_hooks(hooks, checks)
+        check_checker(checker)
+        self._checker = checker
         self._configure(discovery, base, limits, clock, client_id)
 
     def _configure(
@@ -87,10 +92,12 @@ class ProducerBase:
             "limits": self._limits,
             "hooks": self._hooks,
             "checks": self._checks,
+            "checker": self._checker,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._hooks, self._checks = state["hooks"], state["checks"]
+        self._checker = state["checker"]
         self._configure(state["discovery"], state["config"], state["limits"], SYSTEM_CLOCK, None)
 
     def _make_core(self) -> ProducerCore:
@@ -99,8 +106,17 @@ class ProducerBase:
             self._discovery, self._client_id, limits=self._limits, clock=self._clock
         )
         core = ProducerCore(instance, self._config)
+        engine_of(core, self._checker)  # it answers brokers even if it has no checker
         core.start()
         return core
+
+    def _watch(self, core: ProducerCore) -> None:
+        """Trace the sends of a core that has started, and the ends of transactions, if that was
+        asked for.
+        """
+        if self._steps is not None:
+            self._steps.watch(core)
+            watch_ends(engine_of(core, None), self._steps)
 
     def _time(self, timeout: float | None) -> float:
         """A call's time-out in ms."""

@@ -14,9 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from rmq_ray.client.producer.producer import Producer
-from rmq_ray.client.sending.producer_core import ProducerCore
 from rmq_ray.client.transaction.transaction import HalfSender
-from rmq_ray.client.transaction.transaction_engine import TransactionEngine
 from rmq_ray.client.transaction.transaction_listener import (
     TransactionListener,
     TransactionSendResult,
@@ -40,7 +38,9 @@ class TransactionProducer(Producer):
         self, group: str, *, listener: TransactionListener, discovery: Discovery, **settings: Any
     ) -> None:
         self._listener = check_listener(listener)
-        super().__init__(group, discovery=discovery, **settings)
+        super().__init__(
+            group, discovery=discovery, checker=listener.check_local_transaction, **settings
+        )
 
     def send_in_transaction(
         self, message: Message, arg: Any = None, *, timeout: float | None = None
@@ -79,8 +79,3 @@ class TransactionProducer(Producer):
         except Exception as error:  # noqa: BLE001 - the user's code; the broker asks later
             return failed_state(self.group), error
         return said_state(self.group, said), None
-
-    def _start_core(self) -> ProducerCore:
-        core = super()._start_core()
-        TransactionEngine.of(core).set_checker(self._listener.check_local_transaction)
-        return core

@@ -69,7 +69,7 @@ from rmq_ray.errors import (
 )
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.model.message import Message, SendResult
-from rmq_ray.model.topics import DEFAULT_TOPIC
+from rmq_ray.model.topics import DEFAULT_TOPIC, SELF_TEST_TOPIC
 from rmq_ray.protocol.retry import BACK_OFF_FIRST_MS, BACK_OFF_MAX_MS
 from rmq_ray.protocol.routing.queue_selection import checked_choice
 from rmq_ray.remoting.wire.frame import Command
@@ -317,6 +317,7 @@ class ProducerCore:
         self.engine = SendEngine(instance, config, self.round_robin, self.choice)
         self.requests: dict[int, Callable[[Command, Address], Command | None]] = {}
         """Request code of a broker -> who answers it, in a reader thread."""
+        self.has_checker = False
         self.transactions: object | None = None
         """The ``TransactionEngine``, once there is one."""
         self.request_reply: object | None = None
@@ -346,8 +347,11 @@ class ProducerCore:
     # --- as a managed producer --------------------------------------------------------------------
 
     def published_topics(self) -> list[str]:
-        """The template topic, and all topics sent to."""
-        return [DEFAULT_TOPIC, *self.round_robin.topics()]
+        """The template topic, and all topics sent to. Every broker has the self-test topic: who
+        has a checker makes itself known to all of them, whatever it sent.
+        """
+        asked = [SELF_TEST_TOPIC] if self.has_checker else []
+        return [DEFAULT_TOPIC, *asked, *self.round_robin.topics()]
 
     def handle_request(self, command: Command, address: Address) -> Command | None:
         """A request of a broker goes to whoever is here for its code."""

@@ -42,7 +42,6 @@ from rmq_ray.client.transaction.transaction import (
     OpenTransaction,
     engine_of,
     labelled,
-    watch_ends,
 )
 from rmq_ray.client.transaction.transaction_engine import Half, attempt_ms, check_immunity
 from rmq_ray.client.transaction.transaction_listener import (
@@ -99,7 +98,6 @@ class AsyncHalves:
         )
         self._steps = steps
         self._place = place
-        watch_ends(self.engine, steps)
 
     async def send(
         self,

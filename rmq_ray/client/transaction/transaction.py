@@ -17,6 +17,7 @@ Invariants: a transaction ends once; after its end nothing can be sent in it; an
 
 from __future__ import annotations
 
+import inspect
 import logging
 import threading
 from collections.abc import Mapping, Sequence
@@ -49,11 +50,7 @@ COMMIT, ROLLBACK = LocalTransactionState.COMMIT_MESSAGE, LocalTransactionState.R
 
 def engine_of(core: ProducerCore, checker: Checker | None) -> TransactionEngine:
     """The engine of a producer, with this checker from now on if there is one."""
-    if checker is not None and not callable(checker):
-        raise ClientError(
-            f"the checker {checker!r:.80} cannot be called; give a function of the half "
-            f"message that returns a LocalTransactionState"
-        )
+    check_checker(checker)
     engine = TransactionEngine.of(core)
     if checker is not None:
         engine.set_checker(checker)
@@ -68,11 +65,10 @@ class HalfSender:
     def __init__(
         self, core: ProducerCore, steps: SendSteps | None, checker: Checker | None = None
     ) -> None:
-        self.engine = engine = engine_of(core, checker)
+        self.engine = engine_of(core, checker)
         self.config = core.config
         self._core = core
         self._steps = steps
-        watch_ends(engine, steps)
 
     def send(
         self,
@@ -100,9 +96,9 @@ class HalfSender:
         return labelled(half, ctx)
 
 
-def watch_ends(engine: TransactionEngine, steps: SendSteps | None) -> None:
+def watch_ends(engine: TransactionEngine, steps: SendSteps) -> None:
     """A producer that is traced traces the ends of its transactions too."""
-    if steps is not None and steps.trace is not None:
+    if steps.trace is not None:
         engine.watch(steps.trace.ended)
 
 
@@ -269,7 +265,7 @@ class Transaction(OpenTransaction):
 
 
 def begin(
-    core: ProducerCore, steps: SendSteps | None, checker: Checker, timeout: float | None
+    core: ProducerCore, steps: SendSteps | None, checker: Checker | None, timeout: float | None
 ) -> Transaction:
     """A transaction of the producer with these parts. ``timeout``: s for each half and each end;
     None = the producer's.
@@ -281,10 +277,23 @@ def begin(
     )
 
 
-def required(checker: Checker | None) -> None:
-    """``ClientError`` without one."""
+def required(checker: Checker | None) -> Checker:
+    """The checker; ``ClientError`` without one, or for what cannot be one."""
+    check_checker(checker)
     if checker is None:
         raise ClientError(
             "a transaction needs a checker: a function of the half message that says what "
-            "became of it when this process is gone"
+            "became of it when this process is gone; give it here, or to the producer"
         )
+    return checker
+
+
+def check_checker(checker: object) -> None:
+    """``ClientError`` for what cannot be a checker; None is for nobody."""
+    if checker is None or (callable(checker) and not inspect.iscoroutinefunction(checker)):
+        return
+    trouble = "is a coroutine function" if callable(checker) else "cannot be called"
+    raise ClientError(
+        f"the checker {checker!r:.80} {trouble}; give a function of the half message that "
+        f"returns a LocalTransactionState, which a thread of its own calls"
+    )

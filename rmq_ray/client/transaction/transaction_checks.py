@@ -6,7 +6,8 @@ decide what a checker says. One thread asks the checker, one message after the o
 ``WAITING_MAX`` wait; a question that is dropped comes again with the broker's next round.
 
 Invariant: whatever the checker does, the broker gets an answer: an error, or a value that is none
-of the three states, counts as UNKNOWN and is logged.
+of the three states, counts as UNKNOWN and is logged; the broker then asks another producer of the
+group, as it does where there is no checker.
 """
 
 from __future__ import annotations
@@ -138,6 +139,7 @@ class TransactionChecks:
             message.message_id,
             True,
             header.transaction_id,
+            True if remark is not None else None,
         )
         command = Command(RequestCode.END_TRANSACTION, fields=ending.to_fields(), remark=remark)
         if state is LocalTransactionState.UNKNOWN:
@@ -170,9 +172,15 @@ class TransactionChecks:
             )
 
     def _ask(self, message: MessageExt) -> tuple[LocalTransactionState, str | None]:
-        """(what the checker says, why it is unknown)."""
+        """(what the checker says, why it cannot say anything)."""
         if self.checker is None:
-            return LocalTransactionState.UNKNOWN, "this member of the group has no checker"
+            log.warning(
+                "a broker asks for transaction %s of group %s, and this producer has no checker: "
+                "another one is to be asked",
+                message.message_id,
+                self._group,
+            )
+            return LocalTransactionState.UNKNOWN, "it has no checker"
         try:
             said = self.checker(message)
         except Exception as error:  # the user's code; the broker asks again

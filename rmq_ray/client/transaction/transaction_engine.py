@@ -91,9 +91,12 @@ class TransactionEngine:
 
     def set_checker(self, checker: Checker) -> None:
         """Who answers for transactions that this process knows nothing of; the last one given
-        counts.
+        counts. Brokers learn of the first one at once.
         """
         self._checks.checker = checker
+        if not self._core.has_checker:
+            self._core.has_checker = True
+            self._core.instance.timers.soon("heartbeat", self._core.instance.heartbeat)
 
     def watch(self, watcher: Callable[[TransactionEnd], object]) -> None:
         """``watcher`` is told of each end before it is sent, in the sending thread; must not block

@@ -124,6 +124,9 @@ _DEPRECATED_FROM_WHERE = frozenset(
 
 # --- heartbeats (3.3) -----------------------------------------------------------------------------
 
+NO_CHECKER = "rmqNoChecker"
+"""Ours, of a producer group: true where nobody can answer for its transactions."""
+
 
 def encode_subscription(subscription: Subscription) -> dict[str, Any]:
     """The JSON object of one topic's filter."""
@@ -171,12 +174,16 @@ def decode_client_check(body: Buffer) -> tuple[str, Subscription | None]:
 
 
 def encode_heartbeat(heartbeat: Heartbeat) -> bytes:
-    """HEART_BEAT 34."""
+    """HEART_BEAT 34. Apache RocketMQ's brokers pass over the member that is ours."""
+    without = heartbeat.without_checker
     return write(
         {
             "clientID": heartbeat.client_id,
             "consumerDataSet": [_consumer(consumer) for consumer in heartbeat.consumers],
-            "producerDataSet": [{"groupName": group} for group in heartbeat.producer_groups],
+            "producerDataSet": [
+                {"groupName": group} | ({NO_CHECKER: True} if group in without else {})
+                for group in heartbeat.producer_groups
+            ],
         }
     )
 
@@ -197,10 +204,12 @@ def decode_heartbeat(body: Buffer) -> Heartbeat:
     """Misspelt enum names raise ``BodyInvalid`` (RocketMQ takes them as null and breaks later)."""
     found = parse(body)
     consumers = tuple(_decode_consumer(item) for item in objects_of(found, "consumerDataSet"))
+    producers = objects_of(found, "producerDataSet")
     return Heartbeat(
         text_of(found, "clientID"),
-        tuple(text_of(item, "groupName") for item in objects_of(found, "producerDataSet")),
+        tuple(text_of(item, "groupName") for item in producers),
         consumers,
+        frozenset(text_of(item, "groupName") for item in producers if item.get(NO_CHECKER) is True),
     )
 
 

@@ -316,9 +316,11 @@ class SendBackHeader(Header):
     max_reconsume_times: Int32 | None = None
 
 
-@header(state_table_offset="tranStateTableOffset", message_id="msgId")
+@header(state_table_offset="tranStateTableOffset", message_id="msgId", ask_another="rmqAskAnother")
 class EndTransactionHeader(Header):
-    """END_TRANSACTION 37. ``commit_or_rollback``: 8 commit, 12 rollback, 0 unknown."""
+    """END_TRANSACTION 37. ``commit_or_rollback``: 8 commit, 12 rollback, 0 unknown. Ours is
+    ``ask_another``: who was asked cannot say, the next producer of the group is to be asked.
+    """
 
     producer_group: str
     state_table_offset: int
@@ -327,6 +329,7 @@ class EndTransactionHeader(Header):
     message_id: str
     from_transaction_check: bool | None = None
     transaction_id: str | None = None
+    ask_another: bool | None = None
 
 
 @header(

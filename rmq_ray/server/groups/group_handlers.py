@@ -75,7 +75,7 @@ class GroupHandlers:
             else:
                 refused.append(reason)
         for group in beat.producer_groups:
-            self._members.producers.register(group, peer, client)
+            self._members.producers.register(group, peer, client, group in beat.without_checker)
         fields = {CONFLICT_FIELD: "; ".join(conflicts)[:TOLD_CHARS_MAX]} if conflicts else None
         return (
             command.answer(ResponseCode.GROUP_IN_OTHER_USE, fields, remark="; ".join(refused))

@@ -14,15 +14,22 @@ the mode demands.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import cast
 
-from rmq_ray.codec.record import Record, RecordParts, encode_record, offset_message_id, record_parts
+from rmq_ray.codec.record import (
+    Record,
+    RecordParts,
+    decode_record,
+    encode_record,
+    offset_message_id,
+    record_parts,
+)
 from rmq_ray.codec.record_properties import PropertyFacts, split_facts
 from rmq_ray.errors import ClientError, MalformedFrame, MessageIllegal, TopicNotWritable
-from rmq_ray.model.message import PRODUCER_GROUP, UNIQUE_KEY, SysFlag, encode_properties
+from rmq_ray.model.message import UNIQUE_KEY, SysFlag
 from rmq_ray.model.topics import HALF_TOPIC
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.delay import group_of_retry_topic
@@ -55,7 +62,7 @@ from rmq_ray.server.send.send_path import SendPath
 from rmq_ray.server.tables.topic_table import is_internal
 from rmq_ray.server.transaction.transaction_service import HalfEnding, Transactions
 from rmq_ray.store.frames.frame_check import PartsOf
-from rmq_ray.store.front.message_store import AppendResult
+from rmq_ray.store.front.message_store import MessageStore
 
 STATES = {
     int(SysFlag.TRANSACTION_COMMIT): EndState.COMMITTED,
@@ -66,6 +73,7 @@ Outcome = tuple[int, str | None]
 READ_BYTES_MAX = (
     16 << 20
 )  # of halves that one request has read; what comes after is told to come again
+REASON_CHARS_MAX = 200  # of why a producer cannot say what became of a half
 _LATER = b"later"
 _HALF_TOPIC = HALF_TOPIC.encode()
 
@@ -97,6 +105,8 @@ class TransactionHandlers:
                 ResponseCode.SLAVE_NOT_AVAILABLE,
             )
         if header.commit_or_rollback == SysFlag.TRANSACTION_NOT:
+            if header.ask_another:
+                return self._hand_on(command, peer, header)
             path.counters.half_unknown += 1
             return command.answer(fields={})
         ends = [End(header.state_table_offset, header.commit_log_offset, header.commit_or_rollback)]
@@ -128,30 +138,9 @@ class TransactionHandlers:
         asked: tuple[str, list[End]],
         answered: Callable[[Sequence[Outcome]], Command],
     ) -> Command | None:
-        path, (group, ends) = self._path, asked
-        store = path.keeper.store
-        if store is None:
-            raise path.keeper.refusal()
-        if (
-            path.sync
-            and (
-                last := max(
-                    (end.log_offset for end in ends if end.log_offset < store.end_offset),
-                    default=-1,
-                )
-            )
-            >= store.visible_offset
-        ):
-            again = replace(
-                command, body=bytearray(command.body_bytes())
-            )  # a copy that was just made for a check
-            path.acks.wait(
-                last + 1,
-                store.visible_offset,
-                0,
-                path.clock.monotonic_ms(),
-                lambda _code: path.serve(again, peer),
-            )
+        group, ends = asked
+        store = self._store()
+        if self._waits(command, peer, store, [end.log_offset for end in ends]):
             return None
 
         def read() -> list[bytes | None]:
@@ -170,6 +159,49 @@ class TransactionHandlers:
             self._later(command, peer, read, build)
             return None
         return build(read())
+
+    def _hand_on(
+        self, command: Command, peer: Peer, header: EndTransactionHeader
+    ) -> Command | None:
+        """Who was asked cannot say what became of a half: the next of the group is asked."""
+        store, log_offset = self._store(), header.commit_log_offset
+        if self._waits(command, peer, store, [log_offset]):
+            return None
+        self._path.counters.half_unknown += 1
+        if not is_cold(store, log_offset):  # else it is no copy that was just made for a check
+            raw = store.record_at(log_offset)
+            end = End(header.state_table_offset, log_offset, header.commit_or_rollback)
+            _checked(raw, header.producer_group, end)
+            assert raw is not None
+            reason = " ".join((command.remark or "no reason given").split())[:REASON_CHARS_MAX]
+            self._transactions.hand_on(decode_record(raw), peer, reason)
+        return command.answer(fields={})
+
+    def _store(self) -> MessageStore:
+        keeper = self._path.keeper
+        if keeper.store is None:
+            raise keeper.refusal()
+        return keeper.store
+
+    def _waits(
+        self, command: Command, peer: Peer, store: MessageStore, log_offsets: Sequence[int]
+    ) -> bool:
+        """Whether one of them is a copy that was just made for a check and that no slave has yet:
+        the request is served again when one has.
+        """
+        path = self._path
+        last = max((offset for offset in log_offsets if offset < store.end_offset), default=-1)
+        if not path.sync or last < store.visible_offset:
+            return False
+        again = replace(command, body=bytearray(command.body_bytes()))
+        path.acks.wait(
+            last + 1,
+            store.visible_offset,
+            0,
+            path.clock.monotonic_ms(),
+            lambda _code: path.serve(again, peer),
+        )
+        return True
 
     def _look(self, group: str, end: End, raw: bytes | None) -> HalfEnding | Outcome:
         """What is to be written for this end, or its answer. ``raw``: the record at its log offset,
@@ -282,36 +314,28 @@ class TransactionAsker:
         self._host = host
         self._number = 0
 
-    def find(self, properties: dict[str, str]) -> Peer | None:
-        """Whom to ask about a half with these properties; None while nobody of its group is
+    def find(self, group: str, but: Collection[Peer] = ()) -> Peer | None:
+        """Whom to ask about a half of the group; None while nobody who may have a checker is
         connected.
         """
         found = self._members.producers.next_connection(
-            properties.get(PRODUCER_GROUP, ""), lambda peer: not cast(Peer, peer).closed
+            group, lambda peer: not cast(Peer, peer).closed and peer not in but
         )
         return cast("Peer | None", found)
 
-    def ask(self, peer: Peer, half: Record, properties: dict[str, str], copy: AppendResult) -> None:
-        """``half``: as it was found; ``copy``: where the record with ``properties`` lies that
-        stands for it now, whose offsets the answer must carry.
+    def ask(self, peer: Peer, copy: Record, properties: dict[str, str]) -> None:
+        """``copy``: the record that stands for the half now, whose offsets the answer must
+        carry; ``properties``: its own.
         """
-        target = real_target(properties) or (half.topic, half.queue_id)
-        record = replace(
-            half,
-            topic=target[0],
-            queue_id=target[1],
-            queue_offset=copy.base_queue_offset,
-            log_offset=copy.base_log_offset,
-            store_ms=copy.store_ms,
-            properties=encode_properties(properties),
-        )
+        topic, queue_id = real_target(properties) or (copy.topic, copy.queue_id)
+        record = replace(copy, topic=topic, queue_id=queue_id)
         unique = properties.get(UNIQUE_KEY)
         header = CheckTransactionHeader(
-            copy.base_queue_offset,
-            copy.base_log_offset,
+            copy.queue_offset,
+            copy.log_offset,
             unique,
             unique,
-            offset_message_id(*self._host, copy.base_log_offset),
+            offset_message_id(*self._host, copy.log_offset),
         )
         self._number = (self._number + 1) & 0x7FFFFFFF
         peer.send(

@@ -5,7 +5,8 @@
                 of halves that end together: all of it in one write
     rollback    op
     check       copy of the half, then the op of the old one;
-                CHECK_TRANSACTION_STATE to a member of the producer group
+                CHECK_TRANSACTION_STATE to a member of the producer group, and to the next
+                where that one says that it cannot tell
     given up    copy in TRANS_CHECK_MAX_TIME_TOPIC, then the op
 
 Decides: order of writes, what a restart makes good. Does not decide about single halves
@@ -21,13 +22,21 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from rmq_ray.codec.record import Record, RecordParts, decode_record
 from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import AppendUnknown, RmqError, StoreError, StoreUnreadable
-from rmq_ray.model.message import HALF_FROM, UNIQUE_KEY, SysFlag, decode_properties
+from rmq_ray.model.message import (
+    HALF_FROM,
+    PRODUCER_GROUP,
+    UNIQUE_KEY,
+    SysFlag,
+    decode_properties,
+    encode_properties,
+)
 from rmq_ray.model.topics import HALF_TOPIC, OP_HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.transaction import (
@@ -45,6 +54,7 @@ from rmq_ray.protocol.transaction import (
 )
 from rmq_ray.server.base.counters import Counters
 from rmq_ray.server.base.store_keeper import StoreKeeper
+from rmq_ray.server.groups.membership import CLIENT_ID
 from rmq_ray.server.send.message_writer import MessageWriter, Origin
 from rmq_ray.server.tables.offset_table import OffsetTable
 from rmq_ray.server.tables.topic_table import TopicTable
@@ -54,6 +64,7 @@ log = logging.getLogger("rmq_ray.server")
 PAGE_RECORDS, PAGE_BYTES = 1_024, 1 << 20
 TURN_HALVES_MAX = 64  # looked at in one turn of the loop
 OWED_MAX = 10_000
+UNABLE_MAX = 10_000  # halves of a round for which a second producer is looked for
 WRITE_BYTES, WRITE_ENDINGS = 1 << 20, 256  # of bodies, of halves that are ended in one write
 
 
@@ -73,13 +84,15 @@ class HalfEnding(NamedTuple):
 class CheckSender(Protocol):
     """Who asks producers."""
 
-    def find(self, properties: dict[str, str]) -> Peer | None:
-        """A connected member of the half's group, None while there is none."""
+    def find(self, group: str, but: Collection[Peer] = ()) -> Peer | None:
+        """A connected member of the group that may have a checker and is none of ``but``, None
+        while there is none.
+        """
         ...
 
-    def ask(self, peer: Peer, half: Record, properties: dict[str, str], copy: AppendResult) -> None:
-        """Send CHECK_TRANSACTION_STATE about ``half``, for which the record at ``copy`` with
-        ``properties`` stands.
+    def ask(self, peer: Peer, copy: Record, properties: dict[str, str]) -> None:
+        """Send CHECK_TRANSACTION_STATE about the half for which ``copy`` with ``properties``
+        stands.
         """
         ...
 
@@ -113,6 +126,8 @@ class Transactions:
         self._round_ms = -1
         self._next_round_ms: float | None = None
         self._cursor = 0
+        self._unable: dict[int, set[Peer]] = {}  # of this round: who cannot say, or was asked next
+        self._told: set[tuple[str, Peer | None]] = set()  # of this round: what was logged
         self._saved: tuple[int, int, int] | None = None
         self.window = HalfWindow(0, 0)
 
@@ -283,6 +298,8 @@ class Transactions:
                 now_ms + self._interval_ms,
                 self.window.start,
             )
+            self._unable.clear()
+            self._told.clear()
         try:
             more = self._go_on(store, now_ms)
         except StoreError as error:
@@ -352,12 +369,59 @@ class Transactions:
         """Ask somebody. While nobody of the group is connected the half only moves to the end of
         its queue: that is no check, it is not counted.
         """
-        peer = self._asker.find(properties)
+        group = properties.get(PRODUCER_GROUP, "")
+        peer = self._asker.find(group)
         asked = copy_for_check(properties, offset, counted=peer is not None)
         copy = self._move(half, asked, offset)
-        if peer is not None:
-            self._counters.half_checks += 1
-            self._asker.ask(peer, half, asked, copy)
+        if peer is None:
+            self._tell(
+                (group, None),
+                f"half messages of producer group {group} wait: nobody of it who can say what "
+                f"became of them is connected; start a producer of it with checker=",
+            )
+            return
+        record = replace(
+            half,
+            queue_offset=copy.base_queue_offset,
+            log_offset=copy.base_log_offset,
+            store_ms=copy.store_ms,
+            properties=encode_properties(asked),
+        )
+        self._ask(peer, record, asked)
+
+    def _ask(self, peer: Peer, copy: Record, properties: dict[str, str]) -> None:
+        self._counters.half_checks += 1
+        self._asker.ask(peer, copy, properties)
+
+    def hand_on(self, copy: Record, peer: Peer, reason: str) -> None:
+        """``peer`` was asked about the half for which ``copy`` stands and cannot say: the next of
+        the group is asked, each once in a round.
+        """
+        offset, window = copy.queue_offset, self.window
+        if window.current(offset) != offset or window.state(offset) is not EndState.PENDING:
+            return
+        if offset not in self._unable and len(self._unable) >= UNABLE_MAX:
+            return
+        unable = self._unable.setdefault(offset, set())
+        unable.add(peer)
+        properties = decode_properties(copy.properties)
+        group = properties.get(PRODUCER_GROUP, "")
+        following = self._asker.find(group, unable)
+        self._tell(
+            (group, peer),
+            f"producer {peer.attributes.get(CLIENT_ID) or peer.host} of group {group} cannot say "
+            f"what became of half message {offset} ({reason}); "
+            + ("the next one is asked" if following else "no other is left before the next round"),
+        )
+        if following is not None:
+            unable.add(following)
+            self._ask(following, copy, properties)
+
+    def _tell(self, about: tuple[str, Peer | None], text: str) -> None:
+        """Once in a round: many halves may have the same trouble."""
+        if about not in self._told:
+            self._told.add(about)
+            log.warning("%s", text)
 
     def _move(self, half: Record, properties: dict[str, str], offset: int) -> AppendResult:
         """A copy at the end of the half queue stands for the half from now on."""

@@ -173,6 +173,21 @@ def test_the_check_back_goes_to_any_live_producer_of_the_group_in_turn() -> None
     assert table.next_connection("nobody") is None
 
 
+def test_the_check_back_passes_over_who_announces_that_it_has_no_checker() -> None:
+    table = ProducerTable()
+    for connection in ("a", "b"):
+        table.register("web", connection, Client(connection, 0), connection == "a")
+    table.register("shop", "a", Client("a", 0))
+    assert [table.next_connection("web") for _ in range(3)] == ["b", "b", "b"]
+    assert table.next_connection("shop") == "a" and set(table.channels("web")) == {"a", "b"}
+    table.register("web", "a", Client("a", 1_000))
+    assert {table.next_connection("web") for _ in range(2)} == {"a", "b"}
+    table.register("web", "a", Client("a", 2_000), True)
+    table.closed("a")
+    table.register("web", "a", Client("a", 3_000))
+    assert {table.next_connection("web") for _ in range(2)} == {"a", "b"}
+
+
 def test_producers_leave_by_unregistering_by_closing_and_by_silence() -> None:
     table = ProducerTable()
     for connection in ("a", "b", "c"):

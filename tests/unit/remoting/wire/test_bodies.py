@@ -238,6 +238,17 @@ def test_heartbeats_carry_client_groups_and_subscriptions() -> None:
     assert bodies.encode_heartbeat(bodies.decode_heartbeat(captured)) == captured
 
 
+def test_a_producer_group_says_when_it_has_no_checker_and_others_say_nothing() -> None:
+    told = Heartbeat("c", ("shop", "web"), (), frozenset(("web",)))
+    body = bodies.encode_heartbeat(told)
+    assert b'"producerDataSet":[{"groupName":"shop"},{"groupName":"web","rmqNoChecker":true}]' in (
+        body
+    )
+    assert bodies.decode_heartbeat(body) == told
+    strange = body.replace(b'"rmqNoChecker":true', b'"rmqNoChecker":"no"')
+    assert bodies.decode_heartbeat(strange).without_checker == frozenset(), "true is true only"
+
+
 def test_a_heartbeat_may_lack_its_sets_and_name_deprecated_starts() -> None:
     assert bodies.decode_heartbeat(b'{"clientID":"c"}') == Heartbeat("c")
     old = HEARTBEAT_TEXT.replace("CONSUME_FROM_FIRST_OFFSET", "CONSUME_FROM_MAX_OFFSET").encode()

@@ -20,7 +20,7 @@ from rmq_ray.protocol.transaction import EndState
 from rmq_ray.remoting.wire import bodies
 from rmq_ray.remoting.wire.codes import RequestCode as Code
 from rmq_ray.remoting.wire.codes import ResponseCode
-from rmq_ray.remoting.wire.frame import Command
+from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, Command
 from rmq_ray.remoting.wire.headers import CheckTransactionHeader, EndTransactionHeader, SendHeader
 from rmq_ray.store.log.commit_log import CommitLog
 from tests.support.brokers.broker_bench import Bench
@@ -103,16 +103,34 @@ def round_of_checks(bench: Bench, after_ms: int = 60_000) -> None:
     bench.offload.drain()
 
 
-def producer(bench: Bench, group: str = "web") -> FakePeer:
+def producer(bench: Bench, group: str = "web", **told: Any) -> FakePeer:
     peer = FakePeer(port=40_000 + len(bench.core.members.producers.channels(group)))
-    bench.ask(
-        Code.HEART_BEAT,
-        None,
-        bodies.encode_heartbeat(Heartbeat(f"c@{peer.port}", (group,), ())),
-        peer,
-    )
-    peer.take()
+    beat(bench, peer, group, **told)
     return peer
+
+
+def beat(bench: Bench, peer: FakePeer, group: str = "web", has_checker: bool = True) -> None:
+    without = frozenset() if has_checker else frozenset((group,))
+    body = bodies.encode_heartbeat(Heartbeat(f"c@{peer.port}", (group,), (), without))
+    bench.ask(Code.HEART_BEAT, None, body, peer)
+    peer.take()
+
+
+def says_ask_another(bench: Bench, peer: FakePeer, asked: CheckTransactionHeader) -> None:
+    """The answer of a producer that cannot say."""
+    header = EndTransactionHeader(
+        "web",
+        asked.state_table_offset,
+        asked.commit_log_offset,
+        UNKNOWN,
+        asked.message_id or "",
+        True,
+        asked.transaction_id,
+        True,
+    )
+    command = bench.command(Code.END_TRANSACTION, header.to_fields())
+    command.flag, command.remark = FLAG_ONEWAY, "it has no checker"
+    bench.core.handle(command, peer)
 
 
 def check_of(peer: FakePeer) -> tuple[CheckTransactionHeader, Record]:
@@ -339,6 +357,100 @@ def test_while_nobody_of_the_group_is_there_a_half_waits_and_is_not_given_up(
     round_of_checks(bench)
     check_of(peer)
     assert end(bench, header).code == 0 and orders(bench) == [b"hello"]
+    bench.close()
+
+
+def test_who_announces_that_it_has_no_checker_is_not_asked_until_it_has_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(tmp_path, transaction_check_max=2).open()
+    unable, able = producer(bench, has_checker=False), producer(bench)
+    for number in range(4):
+        half(bench, b"%d" % number)
+    round_of_checks(bench)
+    assert not unable.take() and len(able.take()) == 4 and not caplog.messages
+    bench.core.closed(able)
+    for _ in range(3):
+        round_of_checks(bench)
+    assert not unable.take() and bench.core.status()["half_messages"] == 4
+    waits = [text for text in caplog.messages if "half messages of producer group web wait" in text]
+    assert len(waits) == 3 and "checker=" in waits[0], "once in a round"
+    beat(bench, unable)
+    round_of_checks(bench)
+    assert len(unable.take()) == 4
+    bench.close()
+
+
+def test_who_cannot_say_is_passed_over_and_the_next_is_asked_at_once(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    peers = [producer(bench) for _ in range(3)]
+    half(bench)
+    round_of_checks(bench)
+    before = bench.core.status()["half_messages"], len(records(bench, HALF_TOPIC))
+    asked = []
+    for _ in peers:
+        (peer,) = [peer for peer in peers if peer.sent]
+        header, record = check_of(peer)
+        asked.append(peer)
+        assert record.topic == "orders" and record.body == b"hello"
+        says_ask_another(bench, peer, header)
+    assert set(map(id, asked)) == set(map(id, peers)), "each once"
+    assert not any(peer.sent for peer in peers), "and then nobody before the next round"
+    assert (bench.core.status()["half_messages"], len(records(bench, HALF_TOPIC))) == before
+    told = [text for text in caplog.messages if "cannot say what became of half" in text]
+    assert len(told) == 3 and f"producer c@{asked[0].port} of group web" in told[0]
+    assert "(it has no checker); the next one is asked" in told[0]
+    assert "no other is left before the next round" in told[2]
+    properties = decode_properties(records(bench, HALF_TOPIC)[-1].properties)
+    assert properties["TRANSACTION_CHECK_TIMES"] == "1" and bench.core.counters.half_checks == 3
+    round_of_checks(bench)
+    (peer,) = [peer for peer in peers if peer.sent]
+    header, _ = check_of(peer)
+    ending = EndTransactionHeader(
+        "web", header.state_table_offset, header.commit_log_offset, COMMIT, "", True
+    )
+    assert end(bench, ending).code == 0 and orders(bench) == [b"hello"]
+    says_ask_another(bench, peer, header)
+    assert not any(peer.sent for peer in peers), "it has ended"
+
+
+def test_a_plain_unknown_and_a_question_that_is_over_are_not_handed_on(bench: Bench) -> None:
+    one, other = producer(bench), producer(bench)
+    half(bench)
+    round_of_checks(bench)
+    header, _ = check_of(one)
+    unknown = EndTransactionHeader(
+        "web", header.state_table_offset, header.commit_log_offset, UNKNOWN, "", True
+    )
+    assert end(bench, unknown, UNKNOWN).code == 0 and not one.sent and not other.sent
+    round_of_checks(bench)
+    check_of(other)
+    says_ask_another(bench, one, header)
+    assert not one.sent and not other.sent, "a newer copy stands for it, which was asked about"
+    strange = bench.ask(
+        Code.END_TRANSACTION,
+        unknown.to_fields() | {"rmqAskAnother": "true", "producerGroup": "thief"},
+    )
+    assert strange.code == ResponseCode.SYSTEM_ERROR and "not of producer group" in (
+        strange.remark or ""
+    )
+
+
+def test_under_sync_flush_the_next_is_asked_when_the_copy_can_be_read(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, flush=FlushMode.SYNC_FLUSH).open()
+    one, other = producer(bench), producer(bench)
+    properties = "TRAN_MSG\x01true\x02PGROUP\x01web\x02UNIQ_KEY\x01" + "K" * 32
+    header = SendHeader("web", "orders", 2, 4, bench.clock.now_ms(), 0, properties=properties)
+    sender = FakePeer()
+    bench.core.handle(bench.command(Code.SEND_MESSAGE_V2, header.to_v2(), b"x"), sender)
+    bench.offload.run_until(lambda: len(sender.sent) == 1)
+    bench.core._check_halves()
+    bench.clock.advance_ms(60_000)
+    bench.core._check_halves()
+    says_ask_another(bench, one, check_of(one)[0])
+    bench.offload.run_until(lambda: len(other.sent) == 1)
+    assert check_of(other)[1].body == b"x"
     bench.close()
 
 
