@@ -117,6 +117,14 @@ def test_the_error_says_which_status_what_it_means_and_what_to_do(
     assert "broker-a" in said and "send again where twice is better than never" in said
 
 
+@pytest.mark.parametrize("run", [in_thread, in_loop])
+def test_a_request_that_no_consumer_gets_fails_before_its_time_is_over(
+    cluster: TinyCluster, run: Any
+) -> None:
+    with pytest.raises(SendUnconfirmed):
+        run(cluster, lambda producer: producer.request("orders", b"x", timeout=60.0), {})
+
+
 def test_each_message_that_shared_a_frame_has_its_own_result(cluster: TinyCluster) -> None:
     with Producer("web", discovery=cluster, linger_ms=20.0) as producer:
         futures = [producer.send_async("orders", b"%d" % number) for number in range(5)]
