@@ -24,7 +24,7 @@ Expression = str | Sql | None
 
 
 class GetMessageStatus(Enum):
-    """What the store found at an offset (10.3)."""
+    """What the store found at an offset (protocol-behaviour 10.3)."""
 
     FOUND = "FOUND"
     NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
@@ -38,7 +38,7 @@ class GetMessageStatus(Enum):
 
 
 class PullStatus(Enum):
-    """What a pull means to the client (10.4)."""
+    """What a pull means to the client (protocol-behaviour 10.4)."""
 
     FOUND = "FOUND"
     NO_NEW_MSG = "NO_NEW_MSG"

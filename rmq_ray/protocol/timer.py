@@ -1,5 +1,5 @@
 """Messages with an exact delivery time: what is asked for, how they wait, how they are called back
-(store-format 14; features 17, 18).
+(store-format 14).
 
     rmq_sys_wheel_timer/0  waiting messages; the code of a consume queue entry is the time in ms at
                            which it is due

@@ -58,6 +58,9 @@ _DOTTED = re.compile(
     rf"ports))(?:\.\w+)+(?:\(\))?"
 )
 _CLASS = re.compile(r"([A-Z][a-z0-9]+(?:[A-Z][a-z0-9]*)*)(?:\.(\w+))?(?:\(.*\))?")
+CITED = ("protocol-behaviour", "remoting", "store-format")
+_SECTIONS = r"\d+(?:\.\d+)?(?:-\d+(?:\.\d+)?)?"
+_CITATION = re.compile(rf"\b({'|'.join(CITED)}) ({_SECTIONS}(?:(?: end)?(?:, | and ){_SECTIONS})*)")
 _LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 
 
@@ -271,6 +274,48 @@ def test_the_index_names_every_page() -> None:
         if path.resolve() not in linked and path.name != "README.md"
     ]
     assert not missing
+
+
+@pytest.mark.parametrize("package", ["rmq_ray", "tests"])
+def test_every_citation_of_a_specification_leads_to_a_heading_of_its_page(package: str) -> None:
+    known = {page: numbered_headings(DOCS / f"{page}.md") for page in CITED}
+    wrong = [
+        f"{path.relative_to(ROOT)}: {page} {number}"
+        for path in (ROOT / package).rglob("*.py")
+        for page, number in citations(path.read_text("utf-8"))
+        if number not in known[page]
+    ]
+    assert not wrong, "\n" + "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("(protocol-behaviour\n    13 end, 16; remoting 3)", ["13", "16", "3"]),
+        (
+            "# rules of protocol-behaviour 5, 9-11 and\n# 17.2-17.4",
+            "5 9 10 11 17.2 17.3 17.4".split(),
+        ),
+        ("store-format 2.4 and 2.5, as 4 clients do", ["2.4", "2.5"]),
+        ("rmq_ray.remoting; protocol-behaviour: rules", []),
+    ],
+)
+def test_citations_are_found_in_prose(text: str, found: list[str]) -> None:
+    assert [number for _, number in citations(text)] == found
+
+
+def citations(text: str) -> Iterator[tuple[str, str]]:
+    """(page, number of a section) of every citation, ranges taken apart."""
+    for page, numbers in _CITATION.findall(re.sub(r"\s*\n\s*#?\s*", " ", text)):
+        for first, last in re.findall(r"(\d+(?:\.\d+)?)(?:-(\d+(?:\.\d+)?))?", numbers):
+            chapter, _, low = first.rpartition(".")
+            for number in range(int(low), int((last or first).rpartition(".")[2]) + 1):
+                yield page, f"{chapter}.{number}" if chapter else str(number)
+
+
+def numbered_headings(page: Path) -> set[str]:
+    """Numbers that headings begin with."""
+    return set(re.findall(r"^#+ (\d+(?:\.\d+)?) ", page.read_text("utf-8"), re.MULTILINE))
 
 
 def test_codes_on_the_wire_page_are_those_of_the_code() -> None:

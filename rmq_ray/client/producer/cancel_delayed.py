@@ -1,5 +1,7 @@
-"""Taking back a message that waits for its delivery time (features 18). Called by both producers;
-decides which answer is which error. ``recall`` blocks, ``recall_in_loop`` does not."""
+"""Taking back a message that waits for its delivery time (protocol-behaviour 26).
+
+Decides which answer is which error. ``recall`` blocks, ``recall_in_loop`` does not.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Who follows a master's log, how far each is, which of them are in sync, and what may be
-acknowledged (promises: modes; design contract 12).
+acknowledged (docs/reliability.md).
 
     joined ─> FOLLOWING ─its copy reaches what is confirmed─> IN SYNC
         ─behind for longer than lag_ms, or gone─> FOLLOWING, forgotten

@@ -122,7 +122,7 @@ _DEPRECATED_FROM_WHERE = frozenset(
 """Old clients still send them; RocketMQ has treated them as the last offset since 3.x."""
 
 
-# --- heartbeats (3.3) -----------------------------------------------------------------------------
+# --- heartbeats (remoting 3.3) --------------------------------------------------------------------
 
 NO_CHECKER = "rmqNoChecker"
 """Ours, of a producer group: true where nobody can answer for its transactions."""
@@ -401,7 +401,7 @@ def decode_cluster_info(body: Buffer) -> list[BrokerData]:
     ]
 
 
-# --- registration (6.1) ---------------------------------------------------------------------------
+# --- registration (remoting 6.1) ------------------------------------------------------------------
 
 
 def encode_version(version: DataVersion) -> dict[str, int]:

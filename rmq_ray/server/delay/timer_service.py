@@ -1,5 +1,4 @@
-"""Delivers messages at their exact times, and takes back those that are recalled (store-format 14;
-features 17, 18).
+"""Delivers messages at their exact times, and takes back those that are recalled (store-format 14).
 
     send ──> rmq_sys_wheel_timer/0 ──scan, read─> DueWindow ─due──> real topic
                       '<── rolled copies                     recalled, rolled: rmq_sys_wheel_timer/1

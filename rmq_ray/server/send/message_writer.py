@@ -1,5 +1,5 @@
-"""The single-message path: one message with all its fields becomes one record (design 4;
-protocol-behaviour 9, 19; store-format 11).
+"""The single-message path: one message with all its fields becomes one record
+(protocol-behaviour 9, 19; store-format 11).
 
 For foreign clients' sends and for whatever the broker itself writes: copies of failed messages,
 delayed messages that are due, events.

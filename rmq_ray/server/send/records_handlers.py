@@ -1,5 +1,5 @@
-"""SEND_RECORDS: frames of records that our producers encoded, the fast path (design 4, 5.2,
-5.5-5.7).
+"""SEND_RECORDS: frames of records that our producers encoded, the fast path
+(docs/decisions/0002-frames-of-records.md).
 
 Decides: whether the frame may be appended (topic, queue, bytes in flight) and when its answer
 leaves. Does not decide whether the records are sound or were sent before: the store checks every

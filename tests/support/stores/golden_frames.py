@@ -1,5 +1,5 @@
-"""Frames captured from Apache RocketMQ 4.9.7 (remoting 11, V1 to V13), with what they mean: values
-and bytes checked by eye against the capture.
+"""Frames captured from Apache RocketMQ 4.9.7 (V1 to V13), with what they mean: values and bytes
+checked by eye against the capture.
 """
 
 from __future__ import annotations
