@@ -59,10 +59,20 @@ ORDER = (
 )
 PRODUCERS = {"Producer", "AsyncProducer", "ProducerActor", "TransactionProducer", "SendSpans"}
 """Public names whose module says too little."""
+HANDED_OUT = {
+    *("Admin", "Cluster", "ConsumeContext", "ConsumerApp", "MessageExt", "OrderlyContext"),
+    *("PulledBatch", "ReceivedMessage", "Transaction", "Workers"),
+    *("mqd.TopicBatches", "mqs.BatchQuery", "mqs.TopicStream"),
+}
+"""Classes of which users get objects and make none: how they are made is left out."""
 FIRST = (
     *("start", "start_from", "connect", "Cluster", "Admin"),
     *("Producer", "AsyncProducer", "ProducerActor", "Message", "MessageQueue", "SendResult"),
-    *("PushConsumer", "MessageExt", "PullConsumer", "SimpleConsumer", "consumer", "ConsumerActor"),
+    *("SendStatus", "Transaction", "TransactionProducer", "TransactionListener"),
+    *("PushConsumer", "ConsumeResult", "Reject", "ConsumeContext", "ConsumeOrderlyResult"),
+    *("OrderlyContext", "MessageExt", "sql", "PullConsumer", "PulledBatch", "PullResult"),
+    *("SimpleConsumer", "ReceivedMessage", "consumer", "ConsumerApp", "Workers", "workers"),
+    *("Autoscale", "ConsumerActor"),
     *("session", "read_topic", "write_topic", "read_stream", "TopicStream", "RmqError"),
     *(
         "ProducerConfig",
@@ -165,7 +175,7 @@ def _entry(name: str, subject: Any, described: dict[Any, str]) -> str:
     if is_typeddict(subject):
         return "\n".join([*parts, _prose(inspect.getdoc(subject))])
     is_settings = subject.__module__ == config.__name__
-    if not is_settings:
+    if not is_settings and name not in HANDED_OUT:
         parts.append(_signature(short, subject))
     parts.append(_prose(inspect.getdoc(subject)))
     if is_settings:

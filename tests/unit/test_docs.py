@@ -359,6 +359,10 @@ def test_what_the_page_of_ray_data_shows_is_the_example() -> None:
     assert not [line for text in shown for line in text.splitlines() if line.strip() not in lines]
 
 
+def test_classes_that_the_reference_tells_no_constructor_of_are_public() -> None:
+    assert {name for _, name, _ in reference.public()} >= reference.HANDED_OUT
+
+
 def test_every_public_method_says_what_it_does() -> None:
     assert reference.undocumented() == []
 

@@ -54,7 +54,12 @@ _WRITE = int(Permission.WRITE)
 
 
 class Admin(AdminGroups):
-    """One client instance; ``close`` it when done. ``timeout_ms``: of each request."""
+    """Topics, groups, offsets and messages of a cluster: ``mq.admin``.
+
+    Blocks, from any thread; a request may take ``timeout_ms`` (10,000). Besides what each method
+    names, calls raise ``AdminError`` where a broker refuses and ``RemotingError`` where none
+    answers. ``close`` ends the connections; the next call opens them again.
+    """
 
     def topics(self, *, system: bool = False) -> list[str]:
         """Names of all topics; with ``system`` also the queue's own, retry and dead-letter
