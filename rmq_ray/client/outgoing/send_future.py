@@ -2,11 +2,11 @@
 batch share one Condition.
 
 ``BatchOutcome`` holds what is the same for the whole batch (state, place, error); a
-``SendFuture`` is a pointer into it and builds its ``SendResult`` when asked. ``wait``,
-``as_completed``, ``add_done_callback`` and ``asyncio.wrap_future`` work, because the private fields
-that they use (``_condition``, ``_state``, ``_waiters``, ``_done_callbacks``, ``_result``,
-``_exception``) are properties here; tests run them on every Python version that the project
-supports.
+``SendFuture`` is a pointer into it, and so is its ``SendResult`` until a field is looked at.
+``wait``, ``as_completed``, ``add_done_callback`` and ``asyncio.wrap_future`` work, because the
+private fields that they use (``_condition``, ``_state``, ``_waiters``, ``_done_callbacks``,
+``_result``, ``_exception``) are properties here; tests run them on every Python version that the
+project supports.
 
 Decides nothing about sending. ``client.sending.batching`` makes outcomes and finishes them, exactly
 once. Invariants: ``cancel()`` is always False (the bytes may be out); callbacks run outside the
@@ -20,6 +20,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -145,6 +146,65 @@ class BatchOutcome:
         return self._starts[index]
 
 
+class BatchedSendResult(SendResult):
+    """The result of a message of a batch, made when somebody looks at it: most are only counted.
+    Equal to the ``SendResult`` that says the same; it becomes that when it is pickled or copied.
+    """
+
+    __slots__ = ("_index", "_made", "_outcome")
+
+    _outcome: BatchOutcome
+    _index: int
+    _made: SendResult
+
+    def __new__(cls, *values: Any, **fields: Any) -> Any:
+        """A plain one: what ``dataclasses.replace`` makes."""
+        return SendResult(*values, **fields)
+
+    @property
+    def made(self) -> SendResult:
+        """The plain value."""
+        try:
+            return self._made
+        except AttributeError:
+            _set_made(self, self._outcome.result(self._index))
+            return self._made
+
+    def __eq__(self, other: object) -> bool:
+        return self.made == (other.made if isinstance(other, BatchedSendResult) else other)
+
+    def __hash__(self) -> int:
+        return hash(self.made)
+
+    def __repr__(self) -> str:
+        return repr(self.made)
+
+    def __reduce__(self) -> Any:
+        return SendResult, tuple(getattr(self.made, field.name) for field in fields(SendResult))
+
+    def __copy__(self) -> SendResult:
+        return self.made
+
+
+def _looked_up(name: str) -> Any:
+    return property(lambda result: getattr(result.made, name))
+
+
+for _name in (field.name for field in fields(SendResult)):
+    setattr(BatchedSendResult, _name, _looked_up(_name))
+_set_outcome, _set_index, _set_made = (
+    vars(BatchedSendResult)[name].__set__ for name in ("_outcome", "_index", "_made")
+)
+
+
+def batched_result(outcome: BatchOutcome, index: int) -> SendResult:
+    """Of the message at ``index`` of a batch that is stored."""
+    result = object.__new__(BatchedSendResult)
+    _set_outcome(result, outcome)
+    _set_index(result, index)
+    return result
+
+
 class SendFuture(Future[SendResult]):
     """The outcome of one asynchronous send. ``result()`` gives a ``SendResult`` or raises a
     ``SendError``.
@@ -188,8 +248,17 @@ class SendFuture(Future[SendResult]):
     def _result(self) -> SendResult | None:  # type: ignore[override]
         outcome = self._outcome
         return (
-            outcome.result(self._index) if outcome.error is None else outcome.result_at(self._index)
+            batched_result(outcome, self._index)
+            if outcome.error is None
+            else outcome.result_at(self._index)
         )
+
+    def result(self, timeout: float | None = None) -> SendResult:
+        """As of any future; at once, without a lock, where the batch is stored."""
+        outcome = self._outcome
+        if outcome.state is FINISHED and outcome.error is None:
+            return batched_result(outcome, self._index)
+        return super().result(timeout)
 
     @property
     def _waiters(self) -> list[Any]:  # type: ignore[override]

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from operator import index as as_index
-from typing import cast
+from typing import Any, cast
 
 from rmq_ray.client.outgoing.send_payload import RECORD_OVERHEAD, FrameParts
 from rmq_ray.codec.record_batch import FRAME_RECORDS_MAX
@@ -26,6 +26,7 @@ from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import (
     DELAY,
     KEYS,
+    NO_PROPERTIES,
     TAGS,
     TIMER_DELAY_MS,
     TIMER_DELIVER_MS,
@@ -66,6 +67,20 @@ SEND_FORM = "send(topic, body, tag=..., keys=[...]), the topic a string and the 
 BATCH_FORM = (
     "send_batch(topic, [body, ...]) for bodies alone, send_batch([Message(...), ...]) for messages"
 )
+LabelColumns = tuple[object, object, object]
+"""Tags, keys, properties of a batch of bodies: one for all, or a sequence with one for each."""
+NO_COLUMNS: LabelColumns = (None, None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class BodyColumns:
+    """A batch as columns: bodies of one topic, and each one's property text; no object for a
+    message.
+    """
+
+    topic: str
+    bodies: list[bytes]
+    texts: list[str]
 
 
 @dataclass(slots=True)
@@ -317,12 +332,19 @@ def _delay_form(delay: object) -> str:
 
 
 def batch_of(
-    messages: Iterable[Message] | str, bodies: object, queue: MessageQueue | None
-) -> tuple[Iterable[Message], MessageQueue | None]:
-    """The messages and the queue of a ``send_batch``: of messages, or of a topic with its bodies,
+    messages: Iterable[Message] | str,
+    bodies: object,
+    queue: MessageQueue | None,
+    columns: LabelColumns = NO_COLUMNS,
+) -> tuple[Iterable[Message] | BodyColumns, MessageQueue | None]:
+    """The batch and the queue of a ``send_batch``: of messages, or of a topic with its bodies,
     among which may be messages. A queue may stand behind messages without its name.
     """
     if not isinstance(messages, str):
+        if columns != NO_COLUMNS:
+            raise ClientError(
+                f"tags, keys and properties of messages are set in each Message; call {BATCH_FORM}"
+            )
         if bodies is None:
             return messages, queue
         if queue is None and not isinstance(bodies, list | tuple):
@@ -330,15 +352,14 @@ def batch_of(
         raise ClientError(
             f"a batch of messages has no bodies beside it, {bodies!r:.80}; call {BATCH_FORM}"
         )
-    if isinstance(bodies, str | bytes | bytearray | memoryview | Mapping):
-        bodies = None
-    try:
-        listed = list(bodies)  # type: ignore[call-overload]
-    except (TypeError, RuntimeError):
+    listed = _listed_bodies(messages, bodies)
+    if not any(issubclass(kind, Message) for kind in set(map(type, listed))):
+        return BodyColumns(messages, listed, _texts(len(listed), *columns)), queue
+    if columns != NO_COLUMNS:
         raise ClientError(
-            f"send_batch({messages!r:.80}, ...) takes a list of bodies, each of them bytes; call "
+            f"tags, keys and properties go with bodies, and among these are messages; call "
             f"{BATCH_FORM}"
-        ) from None
+        )
     batch = [one if isinstance(one, Message) else Message(messages, one) for one in listed]
     for message in batch:
         if message.topic != messages:
@@ -346,12 +367,59 @@ def batch_of(
     return batch, queue
 
 
+def _listed_bodies(topic: str, bodies: Any) -> list[Any]:
+    """Of any iterable, and of an Arrow array."""
+    if isinstance(bodies, str | bytes | bytearray | memoryview | Mapping):
+        bodies = None
+    try:
+        return cast(list[Any], getattr(bodies, "to_pylist", lambda: list(bodies))())
+    except (TypeError, RuntimeError):
+        raise ClientError(
+            f"send_batch({topic!r:.80}, ...) takes a list of bodies, each of them bytes; call "
+            f"{BATCH_FORM}"
+        ) from None
+
+
+def _texts(count: int, tags: object, keys: object, properties: object) -> list[str]:
+    """The property text of each of ``count`` bodies."""
+    if tags is None and keys is None and properties is None:
+        return [""] * count
+    rows = (
+        _column("tags", tags, count, str),
+        _column("keys", keys, count, str),
+        _column("properties", properties, count, Mapping),
+    )
+    return [
+        property_text(tag, NO_KEYS if own is None else [own] if isinstance(own, str) else own, more)
+        for tag, own, more in zip(*rows, strict=True)
+    ]
+
+
+def _column(name: str, given: Any, count: int, one: type) -> Sequence[Any]:
+    """One value for each of ``count`` bodies; ``one``: the type of a value that is for all."""
+    if given is None or isinstance(given, one):
+        return [given] * count
+    try:
+        found = getattr(given, "to_pylist", lambda: list(given))()
+    except (TypeError, RuntimeError):
+        found = None
+    if found is None or len(found) != count:
+        has = "is no list" if found is None else f"has {len(found)} values"
+        raise ClientError(
+            f"{name} of send_batch {has}, {given!r:.80}; give one value for all messages, or a "
+            f"list with one for each of the {count} bodies"
+        )
+    return cast(list[Any], found)
+
+
 def split_batch(
-    messages: Iterable[Message], config: ProducerConfig
+    messages: Iterable[Message] | BodyColumns, config: ProducerConfig
 ) -> tuple[str, list[FrameParts]]:
     """(topic, frames in order). Raises what the validators raise, and ``MessageIllegal`` for what a
     batch may not hold.
     """
+    if isinstance(messages, BodyColumns):
+        return _split_columns(messages, config)
     if not isinstance(messages, list):
         messages = _listed(messages)
     try:
@@ -369,6 +437,19 @@ def split_batch(
                 ) from None
             checked_request(message, None, NO_LABELS, 0, config.body_bytes_max)
         raise
+
+
+def _split_columns(batch: BodyColumns, config: ProducerConfig) -> tuple[str, list[FrameParts]]:
+    if not batch.bodies:
+        raise ClientError("the batch is empty; give at least one body")
+    check_send_topic(batch.topic)
+    most, bodies = config.body_bytes_max, batch.bodies
+    if (
+        set(map(type, bodies)) != {bytes}
+        or not 0 < min(map(len, bodies)) <= max(map(len, bodies)) <= most
+    ):
+        bodies = [check_body(body, most) for body in bodies]
+    return batch.topic, _cut(bodies, batch.texts, None, config.batch_bytes_max)
 
 
 def _listed(messages: Iterable[Message]) -> list[Message]:
@@ -403,7 +484,7 @@ def _split(messages: Sequence[Message], config: ProducerConfig) -> tuple[str, li
             check_repeatable(keys)
         texts.append(
             ""
-            if tag is None and keys is NO_KEYS and properties.__class__ is dict and not properties
+            if tag is None and keys is NO_KEYS and properties is NO_PROPERTIES
             else property_text(tag, keys, properties)
         )
     flags = check_flags(message.flag for message in messages)
@@ -428,10 +509,7 @@ def _plain_bodies(
         )  # _is_timed: a call costs as much as all the rest
         and (message.wait_store_ok is True and not message.flag)
         and (
-            message.tag is None
-            and message.keys is NO_KEYS
-            and message.properties.__class__ is dict
-            and not message.properties
+            message.tag is None and message.keys is NO_KEYS and message.properties is NO_PROPERTIES
         )
     ]
     count = len(bodies)

@@ -224,12 +224,15 @@ class AsyncProducer(ProducerBase):
             self._steps.pack(message)
             await sender.send_oneway(message, left_ms)
 
-    async def send_batch(
+    async def send_batch(  # noqa: PLR0913 - the public signature
         self,
         messages: Sequence[Message] | str,
         bodies: Sequence[bytes | Message] | MessageQueue | None = None,
         queue: MessageQueue | None = None,
         *,
+        tags: str | Sequence[str | None] | None = None,
+        keys: str | Sequence[str | Sequence[str] | None] | None = None,
+        properties: Mapping[str, str] | Sequence[Mapping[str, str] | None] | None = None,
         timeout: float | None = None,
     ) -> list[SendResult]:
         """Send messages of one topic, or a topic and bodies, to one queue; one result per frame
@@ -237,7 +240,7 @@ class AsyncProducer(ProducerBase):
         """
         sender = await self._ready()
         timeout_ms = self._time(timeout)
-        batch, queue = batch_of(messages, bodies, queue)
+        batch, queue = batch_of(messages, bodies, queue, (tags, keys, properties))
         topic, parts = split_batch(batch, self._config)
         namespace = self._config.namespace
         topic, queue = (

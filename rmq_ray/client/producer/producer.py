@@ -288,18 +288,23 @@ class Producer(ProducerBase):
             else core.place(message, placement, self._timeout_ms),
         )
 
-    def send_batch(
+    def send_batch(  # noqa: PLR0913 - the public signature
         self,
         messages: Sequence[Message] | str,
         bodies: Sequence[bytes | Message] | MessageQueue | None = None,
         queue: MessageQueue | None = None,
         *,
+        tags: str | Sequence[str | None] | None = None,
+        keys: str | Sequence[str | Sequence[str] | None] | None = None,
+        properties: Mapping[str, str] | Sequence[Mapping[str, str] | None] | None = None,
         timeout: float | None = None,
     ) -> list[SendResult]:
         """Send messages of one topic to one queue and wait; a frame is stored whole or not at all.
 
         ``send_batch([Message("orders", b"1"), ...])``, or ``send_batch("orders", [b"1", b"2"])``: a
-        topic and bodies, among which may be messages of it. A queue may follow messages directly.
+        topic and bodies (a list or an Arrow array), among which may be messages of it. A queue may
+        follow messages directly. ``tags``, ``keys``, ``properties``: of bodies; one for all, or a
+        list with one for each (None = none), where several keys of one message are a list.
 
         Returns one result per frame sent (their ``count`` adds up to ``len(messages)``): one,
         unless the batch exceeds ``batch_bytes_max``. ``timeout``: s, per frame; the first one's
@@ -308,7 +313,7 @@ class Producer(ProducerBase):
         """
         core = self._core or self._ready()
         timeout_ms = self._time(timeout)
-        batch, queue = batch_of(messages, bodies, queue)
+        batch, queue = batch_of(messages, bodies, queue, (tags, keys, properties))
         topic, frames = split_batch(batch, self._config)
         return send_frames(core, self._steps, topic, frames, queue, timeout_ms)
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures as futures
+import copy
+import dataclasses
+import pickle
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -13,8 +17,9 @@ from rmq_ray.client.outgoing.send_payload import StoredAt
 from rmq_ray.codec.record import offset_message_id
 from rmq_ray.errors import BrokerBusy, ClientError
 from rmq_ray.model.ids import Address, MessageQueue
-from rmq_ray.model.message import SendStatus
+from rmq_ray.model.message import SendResult, SendStatus
 
+FIELDS = dataclasses.fields(SendResult)
 QUEUE, ADDRESS = MessageQueue("orders", "broker-a", 2), Address("127.0.0.1", 10911)
 
 
@@ -118,3 +123,36 @@ def test_an_outcome_in_a_forked_child_ends_even_if_its_condition_is_held() -> No
     outcome.orphan(ClientError("forked"))
     with pytest.raises(ClientError, match="forked"):
         future.result(timeout=1)
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [
+        lambda result: pickle.loads(pickle.dumps(result)),
+        copy.copy,
+        copy.deepcopy,
+        dataclasses.replace,
+        lambda result: SendResult(**{f.name: getattr(result, f.name) for f in FIELDS}),
+    ],
+    ids=["pickle", "copy", "deepcopy", "replace", "fields"],
+)
+def test_a_result_that_is_made_when_looked_at_is_a_send_result_in_every_respect(
+    copied: Callable[[SendResult], SendResult],
+) -> None:
+    outcome, made = batch(2)
+    outcome.transactional = True
+    store(outcome)
+    result, again, other = made[1].result(), made[1].result(), made[0].result()
+    plain = copied(result)
+    assert isinstance(result, SendResult) and type(plain) is SendResult
+    assert plain == result and result == plain and result == again and result != other
+    assert result != "result" and not result.unknown
+    assert len({plain, result, again, other}) == 2
+    assert repr(result) == repr(plain) and repr(plain).startswith("SendResult(status=")
+    assert dataclasses.asdict(result) == dataclasses.asdict(plain)
+    assert dataclasses.replace(result, count=5) == dataclasses.replace(plain, count=5)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        result.count = 3  # type: ignore[misc]
+    match result:
+        case SendResult(status=SendStatus.SEND_OK, message_id=message_id):
+            assert message_id == result.transaction_id == f"{1:032X}"

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from rmq_ray.client.outgoing.send_request import batch_of, split_batch
@@ -96,3 +97,62 @@ def test_a_batch_of_another_form_is_told_the_right_ones(
 ) -> None:
     with pytest.raises((ClientError, MessageIllegal), match=said):
         split_batch(batch_of(messages, bodies, None)[0], CONFIG)
+
+
+def columns(bodies: Any, *labels: Any) -> list[tuple[list[bytes], list[str], list[int] | None]]:
+    batch, _ = batch_of("T", bodies, None, (*labels, None, None, None)[:3])
+    topic, frames = split_batch(batch, CONFIG)
+    assert topic == "T"
+    return frames
+
+
+def test_bodies_with_columns_say_what_messages_would_say() -> None:
+    messages = [
+        Message("T", b"x", "paid", ["k1"], {"region": "eu"}),
+        Message("T", b"y", None, ["k2", "k3"], {"region": "eu"}),
+        Message("T", b"z", "open", (), {"region": "eu"}),
+    ]
+    assert (
+        columns(
+            [b"x", b"y", b"z"], ["paid", None, "open"], ["k1", ["k2", "k3"], None], {"region": "eu"}
+        )
+        == split_batch(messages, CONFIG)[1]
+    )
+    assert columns([b"x", b"y"], "paid") == [([b"x", b"y"], ["TAGS\x01paid\x02"] * 2, None)]
+
+
+def test_an_arrow_array_is_a_column() -> None:
+    bodies, tags = pa.array([b"x", b"y"]), pa.array(["paid", None])
+    assert columns(bodies, tags) == columns([b"x", b"y"], ["paid", None])
+    assert columns(pa.chunked_array([[b"x"], [b"y"]])) == columns([b"x", b"y"])
+
+
+def test_bodies_are_cut_into_frames_as_messages_are() -> None:
+    bodies = [bytes(300)] * 50
+    config = CONFIG.but(batch_bytes_max=4_096)
+    batch, _ = batch_of("T", bodies, None)
+    frames = split_batch(batch, config)[1]
+    assert frames == split_batch([Message("T", body) for body in bodies], config)[1]
+    assert len(frames) > 2 and sum(len(frame[0]) for frame in frames) == 50
+
+
+@pytest.mark.parametrize(
+    ("bodies", "labels", "said"),
+    [
+        ([b"x", b"y"], (["paid"],), "tags of send_batch has 1 values.* each of the 2 bodies"),
+        ([b"x", b"y"], (None, 7), "keys of send_batch is no list, 7"),
+        ([b"x"], (None, None, [{}, {}]), "properties of send_batch has 2 values"),
+        ([b"x"], ([7],), "tag"),
+        ([b"x", Message("T", b"y")], ("paid",), "go with bodies, and among these are messages"),
+        ([b"x", bytes(11)], (), "11 bytes|greater|at most"),
+    ],
+)
+def test_columns_that_do_not_fit_are_told(bodies: Any, labels: Any, said: str) -> None:
+    with pytest.raises((ClientError, MessageIllegal, MessageTooLarge), match=said):
+        batch, _ = batch_of("T", bodies, None, (*labels, None, None, None)[:3])
+        split_batch(batch, CONFIG.but(body_bytes_max=10))
+
+
+def test_messages_have_their_own_labels() -> None:
+    with pytest.raises(ClientError, match="are set in each Message"):
+        batch_of([Message("T", b"x")], None, None, ("paid", None, None))
