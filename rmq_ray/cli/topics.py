@@ -1,17 +1,28 @@
-"""``topic list | create | describe | delete``."""
+"""``topic list | create | alter | describe | delete``."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import click
 
 from rmq_ray.cli import output
 from rmq_ray.cli.context import Options, pass_options, told
 from rmq_ray.client.admin.admin import QUEUES_MAX
+from rmq_ray.model.topics import RETENTION_HOURS_MAX
+
+_RETENTION = click.option(
+    "--retention",
+    default=None,
+    metavar="HOURS",
+    type=click.IntRange(0, RETENTION_HOURS_MAX),
+    help="Older messages are not handed out; 0 = as long as the store keeps its log.",
+)
 
 
 @click.group()
 def topic() -> None:
-    """Topics: list, create, describe, delete."""
+    """Topics: list, create, alter, describe, delete."""
 
 
 @topic.command("list")
@@ -43,12 +54,45 @@ def list_topics(options: Options, system: bool) -> None:
     type=click.Choice(["2", "4", "6"]),
     help="2 = write, 4 = read, 6 = both.",
 )
+@_RETENTION
 @pass_options
 @told
-def create(options: Options, name: str, queues: int, permission: str) -> None:
+def create(
+    options: Options, name: str, queues: int, permission: str, retention: int | None
+) -> None:
     """Create a topic on every broker, or change it."""
-    options.admin.create_topic(name, queues=queues, permission=int(permission))
-    output.record({"topic": name, "queues": queues, "perm": int(permission)}, options.style)
+    options.admin.create_topic(
+        name, queues=queues, permission=int(permission), retention_hours=retention
+    )
+    made = {"topic": name, "queues": queues, "perm": int(permission)}
+    output.record(made | _given(retention_hours=retention), options.style)
+
+
+@topic.command()
+@click.argument("name")
+@click.option(
+    "--queues", default=None, type=click.IntRange(1, QUEUES_MAX), help="Queues on each broker."
+)
+@click.option(
+    "--perm",
+    "permission",
+    default=None,
+    type=click.Choice(["2", "4", "6"]),
+    help="2 = write, 4 = read, 6 = both.",
+)
+@_RETENTION
+@pass_options
+@told
+def alter(
+    options: Options, name: str, queues: int | None, permission: str | None, retention: int | None
+) -> None:
+    """Change what is given of a topic, on every broker that has it, and leave the rest."""
+    perm = None if permission is None else int(permission)
+    changed = _given(queues=queues, perm=perm, retention_hours=retention)
+    if not changed:
+        raise click.UsageError("say what to change: --queues, --perm or --retention")
+    options.admin.alter_topic(name, queues=queues, permission=perm, retention_hours=retention)
+    output.record({"topic": name, **changed}, options.style)
 
 
 @topic.command()
@@ -56,10 +100,12 @@ def create(options: Options, name: str, queues: int, permission: str) -> None:
 @pass_options
 @told
 def describe(options: Options, name: str) -> None:
-    """Queues of a topic: where they are and what they hold."""
+    """Queues of a topic: where they are, what they hold, and how many hours a message stays where
+    the topic keeps less than the store.
+    """
     output.rows(
         options.admin.describe_topic(name),
-        ["broker", "queue", "min_offset", "max_offset", "messages"],
+        ["broker", "queue", "min_offset", "max_offset", "messages", "retention_hours"],
         options.style,
     )
 
@@ -73,3 +119,7 @@ def delete(options: Options, name: str) -> None:
     options.confirm(f"Delete topic {name} and all that it holds?")
     options.admin.delete_topic(name)
     output.record({"topic": name, "state": "deleted"}, options.style)
+
+
+def _given(**settings: Any) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if value is not None}

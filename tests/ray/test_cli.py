@@ -103,6 +103,10 @@ def test_topics_are_created_listed_described_and_deleted(cli: Cli) -> None:
     ]
     cli.ok("topic", "create", topic, "--queues", "3")
     assert len(cli.look("topic", "describe", topic)) == 3
+    altered = cli.json("topic", "alter", topic, "--retention", "24")
+    assert altered == {"topic": topic, "retention_hours": 24}
+    assert {row["retention_hours"] for row in cli.look("topic", "describe", topic)} == {24}
+    assert "1 to 72 are possible" in cli.fails("topic", "alter", topic, "--retention", "73")
     cli.ok("topic", "delete", topic, "-y")
     assert "does not exist" in cli.fails("topic", "describe", topic)
     assert cli.run("topic", "delete", topic, text="n\n").returncode == 1

@@ -7,8 +7,8 @@ values where programs do.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import msgpack
@@ -23,6 +23,8 @@ from rmq_ray.model.topics import (
     DEFAULT_TOPIC,
     DLQ_PREFIX,
     REPLY_SUFFIX,
+    RESERVE_TIME,
+    RETENTION_HOURS_MAX,
     RETRY_PREFIX,
     SYSTEM_TOPICS,
     TRACE_TOPIC,
@@ -51,6 +53,7 @@ _END_OF_TIME_MS = (1 << 63) - 1
 CHUNK_BYTES = 8 << 20
 ROWS_MAX = 50_000_000
 _WRITE = int(Permission.WRITE)
+_NO_OWN = f"-{RESERVE_TIME}"
 
 
 class Admin(AdminGroups):
@@ -84,9 +87,11 @@ class Admin(AdminGroups):
         write_queues: int | None = None,
         permission: int = 6,
         order: bool = False,
+        retention_hours: int | None = None,
     ) -> None:
         """Create or change a topic on every master. ``queues``: per broker, for reading and
-        writing.
+        writing. ``retention_hours``: older messages are not handed out any more; 0 = as long as the
+        store keeps its log, which is the most there is; None leaves it.
 
         On return every broker has it on disk and the name servers know it. Raises ``ClientError``
         for a name that RocketMQ refuses, ``AdminError`` where a broker refused.
@@ -95,32 +100,68 @@ class Admin(AdminGroups):
         reading, writing = (
             queues if count is None else count for count in (read_queues, write_queues)
         )
-        for count in (reading, writing):
-            if type(count) is not int or not 1 <= count <= QUEUES_MAX:
-                raise ClientError(
-                    f"queues must be a whole number, 1 to {QUEUES_MAX}, not {count!r:.80}",
-                    repr(count)[:80],
-                )
-        if permission not in (2, 4, 6):
-            raise ClientError(
-                f"permission must be 2 (write), 4 (read) or 6 (both), not {permission}", permission
-            )
-        header = CreateTopicHeader(
-            topic=name,
-            default_topic=DEFAULT_TOPIC,
-            read_queues=reading,
-            write_queues=writing,
-            permission=permission,
-            order=order,
-        )
+        _check_settings((reading, writing), permission, retention_hours)
+        config = TopicConfig(name, reading, writing, permission, order=order)
         masters = self.masters()
         for broker, address in masters.items():
-            self._ask(
-                address,
-                Command(RequestCode.UPDATE_AND_CREATE_TOPIC, fields=header.to_fields()),
-                f"broker {broker} did not create topic {name!r}",
+            self._put_topic(broker, address, config, retention_hours)
+        self._wait_for_route(name, dict.fromkeys(masters, (reading, writing, permission)))
+
+    def alter_topic(
+        self,
+        name: str,
+        *,
+        queues: int | None = None,
+        permission: int | None = None,
+        retention_hours: int | None = None,
+    ) -> None:
+        """Change what is given of a topic, on every master that has it, and leave the rest; see
+        ``create_topic``. ``TopicNotFound`` where no broker has it.
+        """
+        check_topic(name)
+        _check_settings(
+            (1,) if queues is None else (queues,),
+            6 if permission is None else permission,
+            retention_hours,
+        )
+        masters = self.masters()
+        known = {b: topics[name] for b, topics in self.topic_configs().items() if name in topics}
+        if not known:
+            raise TopicNotFound(f"topic {name!r} does not exist in this cluster", name)
+        made = {}
+        for broker, config in known.items():
+            changed = replace(
+                config,
+                read_queues=config.read_queues if queues is None else queues,
+                write_queues=config.write_queues if queues is None else queues,
+                permission=config.permission if permission is None else permission,
             )
-        self._wait_for_route(name, set(masters), (reading, writing, permission))
+            self._put_topic(broker, masters[broker], changed, retention_hours)
+            made[broker] = (changed.read_queues, changed.write_queues, changed.permission)
+        self._wait_for_route(name, made)
+
+    def _put_topic(
+        self, broker: str, address: Address, config: TopicConfig, retention_hours: int | None
+    ) -> None:
+        attributes = None
+        if retention_hours is not None:
+            attributes = f"+{RESERVE_TIME}={retention_hours}" if retention_hours else _NO_OWN
+        header = CreateTopicHeader(
+            topic=config.name,
+            default_topic=DEFAULT_TOPIC,
+            read_queues=config.read_queues,
+            write_queues=config.write_queues,
+            permission=config.permission,
+            filter_type=config.filter_type,
+            sys_flag=config.sys_flag,
+            order=config.order,
+            attributes=attributes,
+        )
+        self._ask(
+            address,
+            Command(RequestCode.UPDATE_AND_CREATE_TOPIC, fields=header.to_fields()),
+            f"broker {broker} did not create topic {config.name!r}",
+        )
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic on every master and at the name server. ``TopicNotFound`` where no broker
@@ -181,7 +222,15 @@ class Admin(AdminGroups):
         return found
 
     def describe_topic(self, name: str) -> list[dict[str, Any]]:
-        """A row for each queue: broker, queue, min_offset, max_offset, messages."""
+        """A row for each queue: broker, queue, min_offset, max_offset, messages, retention_hours
+        (None: as long as the store keeps its log).
+        """
+        stats = self.topic_stats(name)
+        kept = {
+            broker: topics[name].retention_hours
+            for broker, topics in self.topic_configs().items()
+            if name in topics
+        }
         return [
             {
                 "broker": queue.broker_name,
@@ -189,12 +238,13 @@ class Admin(AdminGroups):
                 "min_offset": s.min_offset,
                 "max_offset": s.max_offset,
                 "messages": s.max_offset - s.min_offset,
+                "retention_hours": kept.get(queue.broker_name) or None,
             }
-            for queue, s in sorted(self.topic_stats(name).items())
+            for queue, s in sorted(stats.items())
         ]
 
-    def _wait_for_route(self, name: str, masters: set[str], made: tuple[int, int, int]) -> None:
-        """Brokers register a topic at once; wait until the name server shows it on these as it was
+    def _wait_for_route(self, name: str, made: Mapping[str, tuple[int, int, int]]) -> None:
+        """Brokers register a topic at once; wait until the name server shows it on each as it was
         made: (read queues, write queues, permission).
         """
         clock = self._client().clock
@@ -202,10 +252,8 @@ class Admin(AdminGroups):
         while True:
             try:
                 shown = self.route(name).queues
-                if masters <= {
-                    q.broker_name
-                    for q in shown
-                    if (q.read_queues, q.write_queues, q.permission) == made
+                if made.items() <= {
+                    (q.broker_name, (q.read_queues, q.write_queues, q.permission)) for q in shown
                 }:
                     return
             except TopicNotFound:
@@ -447,6 +495,28 @@ class Admin(AdminGroups):
                     broker,
                 )
             clock.sleep_ms(POLL_MS)
+
+
+def _check_settings(queues: Sequence[object], permission: object, retention_hours: object) -> None:
+    """``ClientError`` for what no broker would take."""
+    for count in queues:
+        if type(count) is not int or not 1 <= count <= QUEUES_MAX:
+            raise ClientError(
+                f"queues must be a whole number, 1 to {QUEUES_MAX}, not {count!r:.80}",
+                repr(count)[:80],
+            )
+    if permission not in (2, 4, 6):
+        raise ClientError(
+            f"permission must be 2 (write), 4 (read) or 6 (both), not {permission}", permission
+        )
+    if retention_hours is not None and (
+        type(retention_hours) is not int or not 0 <= retention_hours <= RETENTION_HOURS_MAX
+    ):
+        raise ClientError(
+            f"retention_hours must be a whole number of hours, or 0 for as long as the store keeps "
+            f"its log, not {retention_hours!r:.80}",
+            repr(retention_hours)[:80],
+        )
 
 
 def _is_system(name: str, own: set[str]) -> bool:

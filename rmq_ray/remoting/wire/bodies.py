@@ -34,7 +34,15 @@ from rmq_ray.model.groups import (
     Subscription,
 )
 from rmq_ray.model.ids import MessageQueue
-from rmq_ray.model.topics import BrokerData, DataVersion, QueueData, TopicConfig, TopicRoute
+from rmq_ray.model.topics import (
+    BrokerData,
+    DataVersion,
+    QueueData,
+    TopicConfig,
+    TopicRoute,
+    retention_of,
+    topic_attributes,
+)
 from rmq_ray.remoting.wire.frame import Buffer
 
 P = ParamSpec("P")
@@ -426,6 +434,7 @@ def encode_topic(topic: TopicConfig) -> dict[str, Any]:
         "topicName": topic.name,
         "topicSysFlag": topic.sys_flag,
         "writeQueueNums": topic.write_queues,
+        **topic_attributes(topic),
     }
 
 
@@ -440,6 +449,7 @@ def decode_topic(found: Mapping[str, Any]) -> TopicConfig:
         filter_type=str(found.get("topicFilterType") or "SINGLE_TAG"),
         sys_flag=int(found.get("topicSysFlag") or 0),
         order=bool(found.get("order")),
+        retention_hours=retention_of(found.get("attributes")),
     )
 
 

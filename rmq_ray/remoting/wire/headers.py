@@ -388,6 +388,10 @@ class CreateTopicHeader(Header):
     filter_type: str = "SINGLE_TAG"
     sys_flag: Int32 | None = None
     order: bool = False
+    attributes: str | None = None
+    """RocketMQ 5's changes of attributes, separated by commas: ``+name=value`` sets one, ``-name``
+    takes it away.
+    """
 
 
 @header()

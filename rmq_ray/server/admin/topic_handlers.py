@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from rmq_ray.errors import RmqError
 from rmq_ray.model.groups import is_system_group
-from rmq_ray.model.topics import Permission, TopicConfig
+from rmq_ray.model.topics import RESERVE_TIME, Permission, TopicConfig, retention_of
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.validators import check_group, check_topic
 from rmq_ray.remoting.wire import bodies, bodies_admin
@@ -31,7 +31,9 @@ Save = Callable[[Saved], None]
 
 
 class TopicHandlers:
-    """``save_topics(then)`` and ``save_groups(then)`` write the tables."""
+    """``save_topics(then)`` and ``save_groups(then)`` write the tables. ``reserved_hours``: how
+    long the store keeps its log.
+    """
 
     def __init__(  # noqa: PLR0913 - what administration touches
         self,
@@ -43,6 +45,7 @@ class TopicHandlers:
         save_topics: Save,
         save_groups: Save,
         answer: Answer,
+        reserved_hours: int,
     ) -> None:
         self._keeper = keeper
         self._topics = topics
@@ -52,6 +55,7 @@ class TopicHandlers:
         self._save_topics = save_topics
         self._save_groups = save_groups
         self._answer = answer
+        self._reserved_hours = reserved_hours
 
     def create_topic(self, command: Command, peer: Peer) -> None:
         """17: create or replace. The answer leaves when the table is on disk."""
@@ -77,9 +81,29 @@ class TopicHandlers:
                 header.filter_type,
                 header.sys_flag or 0,
                 header.order,
+                self._retention(header),
             )
         )
         self._save_topics(lambda error: self._saved(command, peer, error))
+
+    def _retention(self, header: CreateTopicHeader) -> int:
+        """The topic's hours after the change; other attributes of RocketMQ 5 change nothing."""
+        known = self._topics.get(header.topic)
+        hours = 0 if known is None else known.retention_hours
+        for change in (header.attributes or "").split(","):
+            name, _, value = change.strip().partition("=")
+            if name == f"-{RESERVE_TIME}" or (name, value) == (f"+{RESERVE_TIME}", "-1"):
+                hours = 0
+            elif name == f"+{RESERVE_TIME}":
+                hours = retention_of({RESERVE_TIME: value})
+                if not 1 <= hours <= self._reserved_hours:
+                    raise Refused(
+                        f"topic {header.topic}: a retention of {value:.40} hours; 1 to "
+                        f"{self._reserved_hours} are possible, for this broker keeps no message "
+                        f"longer than reserved_hours of its store, {self._reserved_hours}",
+                        ResponseCode.SYSTEM_ERROR,
+                    )
+        return hours
 
     def all_topics(self, command: Command, peer: Peer) -> Command:
         """21."""

@@ -53,8 +53,8 @@ class KeeperState(Enum):
 
 
 class StoreKeeper:
-    """One store. ``make`` builds it unopened, ``prepare`` reads what else the broker needs of the
-    directory; both run in a thread.
+    """One store. ``make`` builds it unopened, ``prepare(store)`` reads what else the broker needs
+    of the directory; both run in a thread.
 
     ``on_serving(store)`` and ``on_lost()`` run in the loop, just before and after it serves.
     ``reopens``: whether a store that failed is opened again here; a deposed master's is not.
@@ -65,7 +65,7 @@ class StoreKeeper:
     def __init__(
         self,
         make: Callable[[], MessageStore],
-        prepare: Callable[[], None],
+        prepare: Callable[[MessageStore], None],
         offload: Offload,
         on_serving: Callable[[MessageStore], None],
         on_lost: Callable[[], None],
@@ -180,13 +180,13 @@ class StoreKeeper:
         """In a thread: a recovered store, or its error."""
         if self._failed_store is not None:
             self.last_recovery = self._failed_store.reopen()
-            self._prepare()
+            self._prepare(self._failed_store)
             return self._failed_store
         store = self._make()
         store.open(self._create, self._identity)
         try:
             self.last_recovery = store.recover()
-            self._prepare()
+            self._prepare(store)
             return store
         except RmqError:
             store.shutdown()

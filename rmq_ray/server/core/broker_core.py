@@ -109,7 +109,7 @@ class BrokerCore:
         self.dispatch = Dispatch(identity, self.keeper, self.tables, self.counters, reads)
         self.handle = self.dispatch.handle
         """Serve one request, see ``Dispatch.handle``."""
-        self.upkeep = Upkeep(self.keeper, identity, self.tables.offsets, clock, offload)
+        self.upkeep = Upkeep(self.keeper, identity, self.tables, clock, offload)
         self.replication = Replication(
             config,
             identity,
@@ -337,9 +337,10 @@ class BrokerCore:
 
     # --- wiring ---
 
-    def _read_tables(self) -> None:
+    def _read_tables(self, store: MessageStore) -> None:
         """In a thread; nothing once they were loaded: then memory is newer than the files."""
         self._found = None if self.tables.loaded else self.tables.read()
+        store.expire_topics(self.clock.now_ms(), self.tables.retention(self._found))
         self.timed.read()
         self.pops.read()
 

@@ -192,6 +192,7 @@ def _administering(parts: HandlerParts) -> tuple[object, ...]:
         tables.save_topics,
         tables.save_groups,
         dispatch.answer,
+        parts.config.store.reserved_hours,
     )
     queries = QueryHandlers(
         parts.keeper,

@@ -1,7 +1,7 @@
 """A broker's old files: when a cycle of retention runs, and what it takes from groups that lag
 (store-format 13; operations: retention).
 
-    every 10 s, or an administrator asks ─> a cycle in a thread
+    every 10 s, or an administrator asks ─> a cycle in a thread: segments, then topics
         ─> did queues begin later than before?
         ─> what groups had not consumed of the gone: expired
 
@@ -26,7 +26,7 @@ from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.offload import Offload
 from rmq_ray.server.base.store_keeper import StoreKeeper
-from rmq_ray.server.tables.offset_table import OffsetTable
+from rmq_ray.server.tables.broker_tables import BrokerTables
 from rmq_ray.store.front.message_store import MessageStore
 from rmq_ray.store.reading.retention import RetentionReport, Room
 
@@ -36,6 +36,8 @@ TOLD = 20  # groups in the status, lines in the log for one cycle
 GROUPS_MAX = 200_000
 
 Minima = dict[tuple[str, int], int]
+Cycle = tuple[RetentionReport, int]
+"""What a cycle did, and how many queues of topics with an own retention begin elsewhere now."""
 
 
 class Upkeep:
@@ -45,13 +47,13 @@ class Upkeep:
         self,
         keeper: StoreKeeper,
         identity: Identity,
-        offsets: OffsetTable,
+        tables: BrokerTables,
         clock: Clock,
         offload: Offload,
     ) -> None:
         self._keeper = keeper
         self._identity = identity
-        self._offsets = offsets
+        self._tables = tables
         self._clock = clock
         self._offload = offload
         self._running = False
@@ -72,9 +74,15 @@ class Upkeep:
             return
         self._running = True
         try:
-            self._offload.submit(lambda: store.clean(self._clock.now_ms()), self._cleaned)
+            self._offload.submit(lambda: self._cycle(store), self._cleaned)
         except BrokerBusy:
             self._running = False  # the next turn does it
+
+    def _cycle(self, store: MessageStore) -> Cycle:
+        """In a thread: old segments, then what topics keep less long than the store."""
+        now_ms = self._clock.now_ms()
+        report = store.clean(now_ms)
+        return report, store.expire_topics(now_ms, self._tables.topics.retention())
 
     def delete_expired(self, command: Command, peer: Peer) -> Command:
         """329: segments older than the reserved time go with this and the next 19 cycles, whatever
@@ -104,15 +112,17 @@ class Upkeep:
             self._keeper.check(outcome)
         elif isinstance(outcome, Exception):
             raise outcome
-        elif isinstance(outcome, RetentionReport):
-            self._tell_room(outcome)
-            if outcome.segments and self._keeper.store is not None:
+        elif isinstance(outcome, tuple):
+            report, moved = outcome
+            self._tell_room(report)
+            if report.segments:
                 log.info(
                     "retention removed %d segments (%s): the log begins at %d now",
-                    outcome.segments,
-                    outcome.reason.value,
-                    outcome.begin,
+                    report.segments,
+                    report.reason.value,
+                    report.begin,
                 )
+            if (report.segments or moved) and self._keeper.store is not None:
                 self._account(self._keeper.store)
 
     def _tell_room(self, report: RetentionReport) -> None:
@@ -138,7 +148,7 @@ class Upkeep:
             return
         risen = {key: low for key, low in self._minima.items() if low > before.get(key, 0)}
         lost: dict[tuple[str, str], int] = {}
-        for topic, group, queue_id, offset in self._offsets.of_topics(
+        for topic, group, queue_id, offset in self._tables.offsets.of_topics(
             {topic for topic, _ in risen}
         ):
             low = risen.get((topic, queue_id), 0)

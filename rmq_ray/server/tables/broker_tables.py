@@ -123,6 +123,16 @@ class BrokerTables:
             self.locks.load(),
         )
 
+    def retention(self, found: LoadedTables | None) -> dict[str, int]:
+        """Hours of each topic that has its own: of what was read, or None: of the tables."""
+        if found is None or found.topics is None:
+            return self.topics.retention()
+        return {
+            name: topic.retention_hours
+            for name, topic in found.topics[0].items()
+            if topic.retention_hours
+        }
+
     def take_over(self, found: LoadedTables, delay_levels: int) -> dict[int, int]:
         """Fill the tables, add what every broker has; returns the delay offsets."""
         if found.topics is not None:

@@ -183,6 +183,11 @@ class TopicTable:
         """A copy that a thread may keep."""
         return dict(self._topics), self.version
 
+    def retention(self) -> dict[str, int]:
+        """Hours of each topic that has its own; a thread may ask."""
+        topics = self._topics.copy().values()
+        return {topic.name: topic.retention_hours for topic in topics if topic.retention_hours}
+
     def names(self) -> list[str]:
         """All topics."""
         return list(self._topics)

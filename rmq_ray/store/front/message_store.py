@@ -24,7 +24,7 @@ durable_offset`` under SYNC_FLUSH.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from enum import Enum
 from typing import Any, ClassVar
@@ -58,6 +58,7 @@ from rmq_ray.store.reading.record_lookup import (
     store_ms_of,
 )
 from rmq_ray.store.reading.retention import RetentionReport
+from rmq_ray.store.reading.topic_retention import expire_topics
 from rmq_ray.store.recovery.checkpoint import Checkpointer
 from rmq_ray.store.recovery.recovery import RecoveryReport
 from rmq_ray.store.recovery.restart import finish_truncation, give_up_unsynced, restart
@@ -523,6 +524,20 @@ class MessageStore:
         """
         parts = self.readable()
         return parts.retention.run(now_ms, parts.log.durable)
+
+    def expire_topics(self, now_ms: int, hours: Mapping[str, int]) -> int:
+        """Of topics that keep only so many hours: hand out nothing older. Returns how many queues
+        begin elsewhere now; slow, in a thread of the caller.
+        """
+        parts = self.readable()
+        return expire_topics(
+            parts.reader,
+            parts.queues,
+            parts.visibility.offset,
+            now_ms,
+            hours,
+            parts.retention.pins.lowest(now_ms),
+        )
 
     def status(self) -> dict[str, Any]:
         """Plain values for administration."""

@@ -52,6 +52,7 @@ class ConsumeQueue:
         "_files",
         "_first_start",
         "_flushed",
+        "_hidden",
         "_last",
         "_last_start",
         "_log_end",
@@ -75,6 +76,7 @@ class ConsumeQueue:
         self._first_start = self._last_start = -1  # bytes; -1 = no file yet
         self._last = ""  # path of the last file
         self._min = self._max = self._flushed = 0
+        self._hidden = 0  # readers find nothing below it, though the log still has it
         self._log_end = 0
         self._new_names = _NO_NAMES
 
@@ -85,8 +87,18 @@ class ConsumeQueue:
 
     @property
     def min_offset(self) -> int:
-        """First queue offset whose record may still be in the log."""
+        """First queue offset that readers may ask for."""
+        return self._min if self._hidden <= self._min else min(self._hidden, self._max)
+
+    @property
+    def log_min_offset(self) -> int:
+        """First queue offset whose record may still be in the log, handed out or not."""
         return self._min
+
+    @property
+    def hides(self) -> bool:
+        """Whether the log may still have entries that readers do not find any more."""
+        return self._hidden > self._min
 
     @property
     def max_offset(self) -> int:
@@ -222,6 +234,7 @@ class ConsumeQueue:
             file.truncate(self._file_bytes)
         self._max = offset
         self._min = min(self._min, offset)
+        self._hidden = min(self._hidden, offset)
         self._flushed = min(self._flushed, offset)
         self._log_end = self._end_before(offset)
         return dropped
@@ -251,6 +264,14 @@ class ConsumeQueue:
         """
         if self._min < self._max and self._entry(self._min)[0] < log_offset:
             self._min = self._first_kept(self._search(log_offset))
+
+    def hide_before(self, offset: int) -> bool:
+        """Readers find no entry below ``offset`` from now on, and those from there on again;
+        nothing is removed. True when that moves the minimum.
+        """
+        before = self.min_offset
+        self._hidden = offset
+        return self.min_offset != before
 
     def first_at(self, log_offset: int) -> int:
         """The first queue offset whose record begins at or behind ``log_offset``; the maximum when
@@ -301,7 +322,7 @@ class ConsumeQueue:
             self._files.unlink(path)
         self._files.remove_dir(self.directory)
         self._first_start = self._last_start = -1
-        self._min = self._max = self._flushed = self._log_end = 0
+        self._min = self._max = self._flushed = self._log_end = self._hidden = 0
 
     def close(self) -> None:
         """Let go of open files."""

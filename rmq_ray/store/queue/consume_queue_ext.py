@@ -356,8 +356,8 @@ class ExtendedQueue(ConsumeQueue):
         entry does.
         """
         end = self.max_offset
-        while end > self.min_offset:  # ends: falls by what was read
-            begin = max(self.min_offset, end - _ENTRIES_A_READ)
+        while end > self.log_min_offset:  # ends: falls by what was read
+            begin = max(self.log_min_offset, end - _ENTRIES_A_READ)
             codes = np.frombuffer(self.read(begin, end - begin), ENTRIES)["code"]
             rows = np.flatnonzero(codes <= ADDRESS_MAX)
             if len(rows):
@@ -376,7 +376,7 @@ class ExtendedQueue(ConsumeQueue):
 
     def delete_files_before_min(self) -> int:
         """See ``ConsumeQueue.delete_files_before_min``; the same for units."""
-        code = np.frombuffer(self.read(self.min_offset, 1), ENTRIES)["code"]
+        code = np.frombuffer(self.read(self.log_min_offset, 1), ENTRIES)["code"]
         if len(code) and code[0] <= ADDRESS_MAX:
             self.ext.delete_before(int(code[0]))
         return super().delete_files_before_min()

@@ -57,27 +57,39 @@ def offset_by_time(reader: LogReader, queue: ConsumeQueue, visible: int, at_ms: 
     low, high = queue.min_offset, queue.max_offset
     if low >= high:
         return 0
-    begin, end = low, high  # invariant: before begin all are earlier, from end on none is
-    while begin < end:  # ends: the range halves
-        middle = (begin + end) // 2
-        stored_ms = _store_ms_at(reader, queue, visible, middle)
-        if stored_ms is None:
-            return 0
-        if stored_ms < at_ms:
-            begin = middle + 1
-        else:
-            end = middle
+    begin = first_stored_since(reader, queue, visible, at_ms, low, high)
+    if begin is None:
+        return 0
     if begin == high:
         return high - 1
     if begin == low:
         return low
     left, right = (
-        _store_ms_at(reader, queue, visible, begin - 1),
-        _store_ms_at(reader, queue, visible, begin),
+        store_ms_at(reader, queue, visible, begin - 1),
+        store_ms_at(reader, queue, visible, begin),
     )
     if left is None or right is None:
         return 0
     return begin if right == at_ms or right - at_ms < at_ms - left else begin - 1
+
+
+def first_stored_since(
+    reader: LogReader, queue: ConsumeQueue, visible: int, at_ms: int, low: int, high: int
+) -> int | None:
+    """The first queue offset in [low, high) that was stored at ``at_ms`` or later, ``high`` where
+    none was; None when a record cannot be read.
+    """
+    begin, end = low, high  # invariant: before begin all are earlier, from end on none is
+    while begin < end:  # ends: the range halves
+        middle = (begin + end) // 2
+        stored_ms = store_ms_at(reader, queue, visible, middle)
+        if stored_ms is None:
+            return None
+        if stored_ms < at_ms:
+            begin = middle + 1
+        else:
+            end = middle
+    return begin
 
 
 def log_offset_at(queue: ConsumeQueue | None, offset: int) -> int:
@@ -94,7 +106,7 @@ def store_ms_of(record: bytes) -> int:
     return stored
 
 
-def _store_ms_at(reader: LogReader, queue: ConsumeQueue, visible: int, offset: int) -> int | None:
+def store_ms_at(reader: LogReader, queue: ConsumeQueue, visible: int, offset: int) -> int | None:
     """Store time of entry ``offset``, or of the next one that is not blank."""
     for at in range(offset, min(offset + _SKIP_MAX, queue.max_offset)):
         raw = queue.read(at, 1)

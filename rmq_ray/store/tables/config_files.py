@@ -34,7 +34,13 @@ from rmq_ray.errors import StoreCorrupt
 from rmq_ray.files import FileSystem
 from rmq_ray.model.fastjson import dumps, loads
 from rmq_ray.model.ids import MessageQueue
-from rmq_ray.model.topics import DataVersion, GroupConfig, TopicConfig
+from rmq_ray.model.topics import (
+    DataVersion,
+    GroupConfig,
+    TopicConfig,
+    retention_of,
+    topic_attributes,
+)
 
 logger = logging.getLogger("rmq_ray.store")
 
@@ -143,15 +149,24 @@ def encode_topics(topics: Mapping[str, TopicConfig], version: DataVersion) -> di
     return {
         "dataVersion": encode_version(version),
         "topicConfigTable": {
-            name: _members(_TOPIC_MEMBERS, topic) for name, topic in topics.items()
+            name: _members(_TOPIC_MEMBERS, topic) | topic_attributes(topic)
+            for name, topic in topics.items()
         },
     }
 
 
 def decode_topics(value: Mapping[str, Any]) -> Topics:
-    """Members that RocketMQ 5 adds are ignored, missing ones have their defaults."""
+    """Of what RocketMQ 5 adds, the attribute ``reserve.time`` is taken and the rest ignored;
+    missing members have their defaults.
+    """
     topics = {
-        name: TopicConfig(**{**_arguments(_TOPIC_MEMBERS, members), "name": name})
+        name: TopicConfig(
+            **{
+                **_arguments(_TOPIC_MEMBERS, members),
+                "name": name,
+                "retention_hours": retention_of(members.get("attributes")),
+            }
+        )
         for name, members in value["topicConfigTable"].items()
     }
     return topics, decode_version(value.get("dataVersion"))

@@ -34,6 +34,7 @@ def admin() -> Admin:
         ("create_topic", ("t", 10_001)),
         ("create_topic", ("t", "4")),
         ("create_topic", ("t", True)),
+        ("alter_topic", ("bad topic",)),
         ("delete_topic", ("",)),
         ("route", ("x" * 128,)),
         ("describe_topic", ("ä",)),
@@ -61,13 +62,29 @@ def test_wrong_values_are_refused_before_anything_is_sent(
 
 
 @pytest.mark.parametrize(
-    "changes", [{"permission": 0}, {"permission": 7}, {"read_queues": 0}, {"write_queues": -1}]
+    "changes",
+    [
+        {"permission": 0},
+        {"permission": 7},
+        {"read_queues": 0},
+        {"write_queues": -1},
+        {"retention_hours": -1},
+        {"retention_hours": "24"},
+        {"retention_hours": 1.5},
+        {"retention_hours": True},
+    ],
 )
 def test_wrong_topic_settings_are_refused_before_anything_is_sent(
     admin: Admin, changes: dict
 ) -> None:
     with pytest.raises(ClientError):
         admin.create_topic("t", **changes)
+
+
+@pytest.mark.parametrize("changes", [{"queues": 0}, {"permission": 7}, {"retention_hours": -1}])
+def test_a_topic_is_not_altered_to_what_no_broker_takes(admin: Admin, changes: dict) -> None:
+    with pytest.raises(ClientError):
+        admin.alter_topic("t", **changes)
 
 
 def test_closing_an_admin_that_asked_nothing_does_nothing(admin: Admin) -> None:

@@ -43,6 +43,7 @@ QUEUE_TEXT = '{"brokerName":"broker-a","queueId":1,"topic":"T"}'
 VERSION = DataVersion(23, 1_795_274_479_747)
 VERSION_TEXT = '{"counter":23,"timestamp":1795274479747}'
 TOPIC = TopicConfig("T", 4, 4, 6)
+KEPT_A_DAY = TopicConfig("T", 4, 4, 6, retention_hours=24)
 TOPIC_TEXT = (
     '{"order":false,"perm":6,"readQueueNums":4,"topicFilterType":"SINGLE_TAG","topicName":"T",'
     '"topicSysFlag":0,"writeQueueNums":4}'
@@ -363,10 +364,9 @@ def test_other_tables_and_lists_are_read_back() -> None:
         ROUTE.brokers
     )
     assert bodies.decode_consumer_ids(b'{"consumerIdList":["a"]}') == ["a"]
-    assert bodies.decode_topic_configs(bodies.encode_topic_configs({"T": TOPIC}, VERSION)) == (
-        {"T": TOPIC},
-        VERSION,
-    )
+    for topics in ({"T": TOPIC}, {"T": KEPT_A_DAY}):
+        told = bodies.encode_topic_configs(topics, VERSION)
+        assert bodies.decode_topic_configs(told) == (topics, VERSION)
 
 
 def test_lock_epochs_travel_beside_the_queues_and_may_be_missing() -> None:

@@ -89,6 +89,38 @@ def test_unlawful_topics_are_not_created(
     assert bench.core.tables.topics.version == before
 
 
+@pytest.mark.parametrize(
+    ("attributes", "hours"),
+    [
+        ("+reserve.time=24", 24),
+        ("+message.type=FIFO, +reserve.time=72", 72),
+        (None, 5),
+        ("", 5),
+        ("-message.type", 5),
+        ("-reserve.time", 0),
+        ("+reserve.time=-1", 0),
+    ],
+)
+def test_a_topics_own_retention_is_kept_until_it_is_changed(
+    bench: Bench, attributes: str | None, hours: int
+) -> None:
+    assert create(bench, attributes="+reserve.time=5") == 0
+    assert create(bench, attributes=attributes, write_queues=4) == 0
+    topic = bench.core.tables.topics.get("orders")
+    assert topic is not None and (topic.retention_hours, topic.write_queues) == (hours, 4)
+    kept = saved(bench, "topics.json")["topicConfigTable"]["orders"]  # type: ignore[index]
+    assert kept.get("attributes", {}) == ({"reserve.time": str(hours)} if hours else {})
+
+
+@pytest.mark.parametrize("hours", ["73", "0", "-2", "x", "", "1.5", "9" * 30])
+def test_a_retention_that_the_store_cannot_keep_is_refused(bench: Bench, hours: str) -> None:
+    header = CreateTopicHeader("orders", "TBW102", 8, 8, 6, attributes=f"+reserve.time={hours}")
+    answer = bench.ask(Code.UPDATE_AND_CREATE_TOPIC, header.to_fields())
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert answer.remark is not None and "1 to 72 are possible" in answer.remark
+    assert "reserved_hours" in answer.remark and "orders" not in bench.core.tables.topics
+
+
 def test_a_deleted_topic_and_its_offsets_are_gone_and_new_ones_begin_at_zero(bench: Bench) -> None:
     bench.send(bodies_=[b"x"] * 3)
     bench.core.tables.offsets.commit("orders", "billing", 0, 2, "c")

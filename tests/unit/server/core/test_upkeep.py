@@ -16,7 +16,11 @@ from rmq_ray.errors import StoreFailed
 from rmq_ray.files import DiskSpace, FileSystem
 from rmq_ray.remoting.wire.codes import RequestCode as Code
 from rmq_ray.remoting.wire.codes import ResponseCode
-from rmq_ray.remoting.wire.headers import SendBackHeader, UpdateOffsetHeader
+from rmq_ray.remoting.wire.headers import (
+    CreateTopicHeader,
+    SendBackHeader,
+    UpdateOffsetHeader,
+)
 from rmq_ray.server.core.upkeep import CLEAN_MS
 from rmq_ray.server.tables.offset_table import Commit
 from rmq_ray.store.reading.retention import RetentionReport
@@ -162,6 +166,36 @@ def test_what_expired_before_the_start_and_for_groups_without_progress_is_not_co
     low = minimum(bench)
     clean(bench)
     assert bench.core.upkeep.total == minimum(bench) - low > 0
+    bench.close()
+
+
+def test_what_a_topic_keeps_less_long_expires_is_counted_and_stays_so_over_a_restart(
+    tmp_path: Path,
+) -> None:
+    clock = ManualClock()
+    bench = Bench(tmp_path, clock=clock).open()
+    header = CreateTopicHeader("orders", "TBW102", 4, 4, 6, attributes="+reserve.time=2")
+    assert bench.ask(Code.UPDATE_AND_CREATE_TOPIC, header.to_fields()).code == 0
+    for _ in range(5):
+        bench.send(bodies_=[b"x"])
+        bench.send("bills", bodies_=[b"x"])
+        clock.advance_ms(HOUR_MS)
+    commit(bench, "slow", 1)
+    bench.core.upkeep.clean()
+    bench.offload.drain()
+    assert minimum(bench) == 3 and bench.core.status()["expired_messages"] == 2
+    code, page = bench.pull(offset=0)
+    assert code == ResponseCode.PULL_OFFSET_MOVED and page is not None
+    assert (page.next_offset, page.min_offset) == (3, 3)
+    assert bench.core.keeper.store is not None
+    assert bench.core.keeper.store.bounds("bills", 0) == (0, 5)
+    bench.close()
+    clock.advance_ms(HOUR_MS)
+    bench = Bench(tmp_path, clock=clock).open()
+    assert minimum(bench) == 4, "before anybody can ask"
+    bench.core.keeper.failed(StoreFailed("a sync failed"))
+    bench.offload.drain()
+    assert minimum(bench) == 4
     bench.close()
 
 

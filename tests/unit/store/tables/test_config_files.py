@@ -103,6 +103,29 @@ def test_members_of_rocketmq_5_are_ignored_and_missing_ones_have_their_defaults(
 
 
 @pytest.mark.parametrize(
+    ("attributes", "hours"),
+    [
+        ('{"reserve.time":"24","message.type":"FIFO"}', 24),
+        ('{"reserve.time":24}', 24),
+        ('{"reserve.time":"-1"}', 0),
+        ('{"reserve.time":"9999999999999999"}', 0),
+        ("null", 0),
+        ('["reserve.time"]', 0),
+    ],
+)
+def test_a_topics_retention_is_the_attribute_of_rocketmq_5(
+    tmp_path: Path, attributes: str, hours: int
+) -> None:
+    path = tmp_path / "topics.json"
+    path.write_text(f'{{"topicConfigTable":{{"T":{{"attributes":{attributes},"perm":2}}}}}}')
+    found = topics_file(FileSystem(), str(path)).load()
+    assert found is not None and found[0]["T"].retention_hours == hours
+    topics_file(FileSystem(), str(path)).save(found)
+    assert topics_file(FileSystem(), str(path)).load() == found
+    assert ('"attributes":{\n\t\t\t\t"reserve.time":"24"' in path.read_text()) == (hours == 24)
+
+
+@pytest.mark.parametrize(
     "broken",
     [
         "",
