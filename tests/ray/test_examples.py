@@ -112,6 +112,18 @@ def test_orders_and_their_messages_agree(
     assert "'o-' is rolled back" in capsys.readouterr().out
 
 
+def test_a_sale_and_its_message_agree_although_processes_die_between_them(
+    start: Callable[..., rmq.Cluster], capsys: pytest.CaptureFixture[str]
+) -> None:
+    from examples import sqlite_transaction
+
+    mq = start(broker_settings=sqlite_transaction.QUICK)
+    assert sqlite_transaction.main(mq.name) == (["s-1", "s-2"], ["s-1", "s-2"], 8)
+    said = capsys.readouterr().out
+    assert "s-2: its process died after its commit; open halves: 1" in said
+    assert "s-3: its process died before its commit" in said
+
+
 def test_reminders_come_in_time_and_in_order(mq: rmq.Cluster) -> None:
     from examples import delay
 
