@@ -18,7 +18,7 @@ import ray
 import rmq_ray as rmq
 from rmq_ray import data as mqd
 
-ORDERS, BILLS = "shop-orders", "shop-bills"
+ORDERS, BILLS = "fruit-orders", "fruit-bills"
 CUSTOMERS, ORDERS_EACH = 40, 50
 
 

@@ -171,7 +171,14 @@ def _entry(name: str, subject: Any, described: dict[Any, str]) -> str:
         return "\n".join([*parts, _signature(short, subject), _prose(inspect.getdoc(subject))])
     if issubclass(subject, Enum):
         members = ", ".join(f"`{member}`" for member in subject.__members__)
-        return "\n".join([*parts, _prose(inspect.getdoc(subject)), _filled(f"Values: {members}.")])
+        alone = [
+            f"`rmq.{member}`"
+            for member, value in subject.__members__.items()
+            if getattr(rmq_ray, member, None) is value
+        ]
+        also = f" Also as {', '.join(alone)}." if alone else ""
+        values = _filled(f"Values: {members}.{also}")
+        return "\n".join([*parts, _prose(inspect.getdoc(subject)), values])
     if is_typeddict(subject):
         return "\n".join([*parts, _prose(inspect.getdoc(subject))])
     is_settings = subject.__module__ == config.__name__
