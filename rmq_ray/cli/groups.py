@@ -45,7 +45,11 @@ def describe(options: Options, name: str) -> None:
     found = options.admin.group_clients(name)
     output.rows(found, ["broker", "client_id", "address", "language"], options.style)
     if not found:
-        click.echo(f"nobody consumes with {name} now", err=True)
+        click.echo(
+            f"no consumer of {name} is connected now; readers that only commit, as Spark's, are "
+            f"none: `rmq-ray group lag {name}` tells when they did",
+            err=True,
+        )
     for conflict in options.admin.group_conflicts(name) if found else ():
         click.echo(
             f"subscribed differently: {conflict['topic']} as {conflict['expression']} by "

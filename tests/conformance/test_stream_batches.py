@@ -99,6 +99,27 @@ def test_a_stream_goes_from_its_begin_to_the_end_in_batches_of_the_limit(
     stream.close()
 
 
+def test_the_group_of_a_stream_is_listed_described_and_deleted_like_any_other(
+    cluster: LiveCluster,
+) -> None:
+    admin = Admin(cluster)
+    stream = batches(cluster, rows_max=15, group="hourly")
+    assert "hourly" not in admin.groups()
+    end = stream.next(stream.begin())
+    stream.commit(end)
+    assert "hourly" in admin.groups() and admin.group_clients("hourly") == []
+    assert sum(row["lag"] for row in admin.group_lag("hourly")) == 25
+    admin.delete_group("hourly")
+    assert "hourly" not in admin.groups()
+    for asked in (admin.group_clients, admin.delete_group, admin.group_lag):
+        with pytest.raises(GroupNotFound):
+            asked("hourly")
+    stream.commit(stream.next(end))
+    assert "hourly" in admin.groups(), "it runs, and goes on telling how far it is"
+    stream.close()
+    admin.close()
+
+
 def test_a_stream_begins_where_it_is_told_to(cluster: LiveCluster, asked: TopicState) -> None:
     asked.commit("readers", {QUEUES[0]: 4})
     for start, offsets in (

@@ -181,7 +181,12 @@ def _sending(parts: HandlerParts, path: SendPath) -> tuple[object, ...]:
 def _administering(parts: HandlerParts) -> tuple[object, ...]:
     tables, dispatch = parts.tables, parts.dispatch
     offsets = OffsetHandlers(
-        parts.keeper, tables.topics, tables.offsets, parts.members, dispatch.answer_from
+        parts.keeper,
+        tables.topics,
+        tables.groups,
+        tables.offsets,
+        parts.members,
+        dispatch.answer_from,
     )
     topics = TopicHandlers(
         parts.keeper,

@@ -25,6 +25,7 @@ from rmq_ray.remoting.wire.headers import (
 from rmq_ray.server.base.responses import AnswerFrom
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.groups.membership import Membership
+from rmq_ray.server.tables.group_table import GroupTable
 from rmq_ray.server.tables.offset_table import Commit, OffsetTable
 from rmq_ray.server.tables.topic_table import TopicTable
 from rmq_ray.store.front.message_store import MessageStore
@@ -39,6 +40,7 @@ class OffsetHandlers:
         self,
         keeper: StoreKeeper,
         topics: TopicTable,
+        groups: GroupTable,
         offsets: OffsetTable,
         members: Membership,
         answer_from: AnswerFrom,
@@ -46,6 +48,7 @@ class OffsetHandlers:
         self._later = answer_from
         self._keeper = keeper
         self._topics = topics
+        self._groups = groups
         self._offsets = offsets
         self._members = members
 
@@ -73,6 +76,9 @@ class OffsetHandlers:
     def update(self, command: Command, peer: Peer) -> Command:
         """15: commits; consumers send it oneway, or say who they are: anybody else is an
         administrator. Of queues that this broker has: what clients make up would fill the table.
+
+        A group that only commits, as Spark's readers do, is known from its first commit on, like
+        one that pulls.
         """
         header = UpdateOffsetHeader.from_fields(command.fields)
         config = self._topics.get(header.topic)
@@ -124,6 +130,7 @@ class OffsetHandlers:
                     f"queue {header.queue_id} of {header.topic}"
                 ),
             )
+        self._groups.find(header.consumer_group)
         return command.answer(fields={})
 
     def all_offsets(self, command: Command, peer: Peer) -> Command:

@@ -53,6 +53,29 @@ def update(
     )
 
 
+def test_a_group_that_only_commits_is_known_and_stays_so(tmp_path: Path) -> None:
+    bench = Bench(tmp_path).open()
+    answer = update(bench, 7, "spark")
+    assert answer is not None and answer.code == 0 and "spark" in bench.core.tables.groups
+    update(bench, 1_000_000, "beyond", FakePeer(), oneway=True)
+    assert query(bench, "beyond").fields == {"offset": "0"}, "refused"
+    assert "beyond" not in bench.core.tables.groups
+    bench.close()
+    bench = Bench(tmp_path).open()
+    assert "spark" in bench.core.tables.groups
+    bench.close()
+
+
+def test_a_commit_makes_no_group_where_they_are_made_by_hand(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, auto_create_groups=False).open()
+    answer = update(bench, 7, "spark")
+    assert answer is not None and answer.code == 0
+    assert "spark" not in bench.core.tables.groups and query(bench, "spark").fields == {
+        "offset": "7"
+    }
+    bench.close()
+
+
 @pytest.mark.seed("S4-032")
 def test_a_new_group_begins_at_zero_while_the_queue_is_still_in_memory(bench: Bench) -> None:
     bench.send()
