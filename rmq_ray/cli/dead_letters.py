@@ -16,7 +16,8 @@ from rmq_ray.client.admin.dead_letters import DeadLetters, origin_topic
 from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.errors import BodyUnreadable
 
-COLUMNS = ["died", "topic", "message_id", "reconsume_times", "tag", "keys", "properties", "body"]
+COLUMNS = ["died", "topic", "message_id", "reconsume_times", "failed_with", "failed_on", "tag"]
+COLUMNS += ["keys", "properties", "body"]
 DETAILS = ["broker", "queue", "queue_offset", "born_ms", "store_ms"]
 NEW = "Only those that were not resent yet."
 
@@ -53,7 +54,9 @@ def list_groups(options: Options) -> None:
 @pass_options
 @told
 def show(options: Options, group: str, limit: int, new: bool) -> None:
-    """Dead letters of GROUP, with the topic that each was sent to at first."""
+    """Dead letters of GROUP: the topic that each was sent to at first, and why it died: what its
+    listener failed with, on which client.
+    """
     rows = [
         _row(message)
         for message in islice(_dead(options).dead_letters(group, all_of_them=not new), limit)
@@ -139,7 +142,13 @@ def _row(message: MessageExt) -> dict[str, Any]:
         row = plain_row(message)
     except BodyUnreadable:
         row = plain_row(message, message.stored_body)
-    return {**row, "topic": origin_topic(message), "died": _time(message.store_ms)}
+    return {
+        **row,
+        "topic": origin_topic(message),
+        "died": _time(message.store_ms),
+        "failed_with": message.failed_with,
+        "failed_on": message.failed_on,
+    }
 
 
 def _time(ms: int) -> str:

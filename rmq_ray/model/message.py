@@ -44,6 +44,10 @@ HALF_FROM = "RMQ_HALF_FROM"
 """Ours: on a copy of a half message, the queue offset of the half that it stands for."""
 OP_OUTCOME = "RMQ_OP"
 """Ours: on an op message, how the half ended."""
+FAILED_WITH = "RMQ_FAILED_WITH"
+"""Ours: on a message that comes again and on a dead letter, why its listener failed last."""
+FAILED_ON = "RMQ_FAILED_ON"
+"""Ours, beside it: id of the client whose listener that was."""
 TIMER_DELIVER_MS = "TIMER_DELIVER_MS"
 TIMER_DELAY_MS = "TIMER_DELAY_MS"
 TIMER_DELAY_SECONDS = "TIMER_DELAY_SEC"
@@ -67,7 +71,8 @@ RESERVED_PROPERTIES = frozenset(
     "INNER_MULTI_DISPATCH "
     "INNER_MULTI_QUEUE_OFFSET RMQ_FRAME RMQ_HALF_FROM RMQ_OP TIMER_DELIVER_MS TIMER_DELAY_MS "
     "TIMER_DELAY_SEC TIMER_OUT_MS TIMER_ROLL_TIMES "
-    "TIMER_ENQUEUE_MS TIMER_DEQUEUE_MS TIMER_DEL_UNIQKEY TIMER_DEL_MS RMQ_TIMER_CANCELS".split()
+    "TIMER_ENQUEUE_MS TIMER_DEQUEUE_MS TIMER_DEL_UNIQKEY TIMER_DEL_MS RMQ_TIMER_CANCELS "
+    "RMQ_FAILED_WITH RMQ_FAILED_ON".split()
 )
 PREENCODED_PROPERTIES = frozenset((KEYS, TAGS, UNIQUE_KEY, CLUSTER, INSTANCE_ID, FRAME))
 """Reserved properties that a frame of pre-encoded records may carry (design: 4); all others take

@@ -26,12 +26,17 @@ from dataclasses import dataclass
 from rmq_ray.errors import ConfigError
 from rmq_ray.model.message import (
     DELAY,
+    FAILED_ON,
+    FAILED_WITH,
+    NAME_SEPARATOR,
     ORIGIN_MESSAGE_ID,
+    PROPERTY_SEPARATOR,
     REAL_QUEUE_ID,
     REAL_TOPIC,
     RETRY_TOPIC,
     UNIQUE_KEY,
     WAIT,
+    encode_properties,
 )
 from rmq_ray.model.topics import (
     HALF_TOPIC,
@@ -87,6 +92,31 @@ def copy_properties(
     return kept
 
 
+def failure_text(text: str) -> str:
+    """What a property can carry of why a listener failed: 512 characters, without separators."""
+    clean = text[:FAILURE_CHARS_MAX].encode("utf-8", "replace").decode()  # no half surrogates
+    return clean.translate(NO_SEPARATORS)
+
+
+def with_failure(properties: dict[str, str], why: str | None, client: str | None) -> dict[str, str]:
+    """Properties of a copy that tell its last failure, and no earlier one. Nothing is told where
+    the consumer said nothing (Apache RocketMQ's own do not), and where it would not fit a record.
+
+    >>> with_failure({"KEYS": "k", "RMQ_FAILED_WITH": "old"}, "ValueError: no amount", "10.0.0.1@7")
+    {'KEYS': 'k', 'RMQ_FAILED_WITH': 'ValueError: no amount', 'RMQ_FAILED_ON': '10.0.0.1@7'}
+    """
+    kept = {
+        name: value for name, value in properties.items() if name not in (FAILED_WITH, FAILED_ON)
+    }
+    if not why:
+        return kept
+    told = {**kept, FAILED_WITH: failure_text(why)}
+    if client:
+        told[FAILED_ON] = failure_text(client)
+    size = len(encode_properties(told).encode())
+    return told if size <= TOLD_BYTES_MAX else kept
+
+
 def group_of_retry_topic(topic: str) -> str | None:
     """The group whose retry topic this is.
 
@@ -97,6 +127,10 @@ def group_of_retry_topic(topic: str) -> str | None:
 
 
 UNIT_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+FAILURE_CHARS_MAX = 512
+TOLD_BYTES_MAX = 30_000
+"""Of all properties: a record takes 32,767 bytes, and the broker adds some of its own."""
+NO_SEPARATORS = str.maketrans({NAME_SEPARATOR: " ", PROPERTY_SEPARATOR: " "})
 SEND_BACK_BASE_LEVEL = 3  # a first failure waits 10 s: level 3 + reconsumeTimes
 
 

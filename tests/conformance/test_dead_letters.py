@@ -4,6 +4,7 @@ asked again.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,7 +55,7 @@ def reject_all(
     **options,
 ) -> None:
     def listener(messages, ctx):
-        raise Reject
+        raise Reject("no address")
 
     with PushConsumer(
         group,
@@ -94,6 +95,44 @@ def test_every_kind_of_consumer_leaves_dead_letters_that_know_where_they_came_fr
         assert {(message.tag, message.properties["region"]) for message in found} == {
             ("paid", "eu")
         }
+        if group != "popping":
+            assert {message.failed_with for message in found} == {"Reject: no address"}
+
+
+@pytest.mark.parametrize("orderly", [False, True])
+def test_a_dead_letter_tells_what_its_listener_failed_with_and_where_and_a_resent_one_does_not(
+    cluster: LiveCluster, dead: DeadLetters, orderly: bool
+) -> None:
+    def listener(messages, ctx):
+        raise ValueError("order without an amount")
+
+    send(cluster, 1)
+    with PushConsumer(
+        "g",
+        listener=listener,
+        subscriptions={"orders": "*"},
+        discovery=cluster,
+        start_from="first",
+        orderly=orderly,
+        max_reconsume_times=0,
+    ) as consumer:
+        eventually(lambda: consumer.stats()["sent_back"] == 1)
+    eventually(lambda: len(dead.dead_letter_groups()) == 1)
+    (message,) = dead.dead_letters("g")
+    assert message.failed_with == "ValueError: order without an amount"
+    assert message.failed_on is not None and f"@{os.getpid()}" in message.failed_on
+    assert message.properties == {"region": "eu", "n": "0"}, "they are none of the user's"
+    got = Collector()
+    with PushConsumer(
+        "h",
+        listener=got,
+        subscriptions={"orders": "*"},
+        discovery=cluster,
+        start_from="first",
+    ):
+        assert dead.resend_dead_letters("g", execute=True) == {"orders": 1}
+        eventually(lambda: len(got.messages) == 2)
+    assert [one.failed_with for one in got.messages] == [None, None]
 
 
 def test_what_is_resent_is_a_new_message_to_the_first_topic_and_goes_once(

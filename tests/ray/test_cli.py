@@ -265,8 +265,8 @@ def test_dead_letters_are_listed_shown_exported_and_resent(
         for i in range(3)
     ]
 
-    def reject(messages: list[rmq.MessageExt], ctx: rmq.ConsumeContext) -> type[rmq.Reject]:
-        return rmq.Reject
+    def reject(messages: list[rmq.MessageExt], ctx: rmq.ConsumeContext) -> rmq.Reject:
+        return rmq.Reject("no address")
 
     with rmq.PushConsumer(
         group, listener=reject, subscriptions={topic: "*"}, start_from="first", cluster=mq.name
@@ -276,8 +276,9 @@ def test_dead_letters_are_listed_shown_exported_and_resent(
     assert (row["messages"], row["left"]) == (3, 3) and row["last"].startswith("20")
     shown = cli.look("dlq", "show", group, "--max", "2")
     assert len(shown) == 2 and {
-        (line["topic"], line["tag"], line["reconsume_times"]) for line in shown
-    } == {(topic, "paid", 1)}
+        (line["topic"], line["tag"], line["reconsume_times"], line["failed_with"]) for line in shown
+    } == {(topic, "paid", 1, "Reject: no address")}
+    assert all(f"@{os.getpid()}" in line["failed_on"] for line in shown)
     assert "größe" in cli.ok("dlq", "show", group)
     exported = [json.loads(line) for line in cli.ok("dlq", "export", group).splitlines()]
     assert sorted(line["message_id"] for line in exported) == sorted(sent) and exported[0][

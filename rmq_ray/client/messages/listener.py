@@ -124,12 +124,13 @@ class ConsumeVerdict:
     ``delay_level``.
 
     ``fault``: set when the listener itself is wrong (it raised, or returned something that means
-    nothing).
+    nothing). ``why``: what is written on the messages that are sent back.
     """
 
     done: int
     delay_level: int = BROKER_DECIDES
     fault: BaseException | None = None
+    why: str = ""
 
 
 def judge(answer: object, ctx: ConsumeContext, count: int) -> ConsumeVerdict:
@@ -158,7 +159,7 @@ def judge(answer: object, ctx: ConsumeContext, count: int) -> ConsumeVerdict:
     if answer is RECONSUME_LATER:
         return _failed(ctx, None)
     if answer is Reject or isinstance(answer, Reject):
-        return ConsumeVerdict(0, DEAD_LETTER_LEVEL)
+        return ConsumeVerdict(0, DEAD_LETTER_LEVEL, None, failure_of(answer))
     if isinstance(answer, BaseException):
         return _failed(ctx, answer)
     return _failed(
@@ -184,11 +185,12 @@ class OrderlyStep(Enum):
 @dataclass(frozen=True, slots=True)
 class OrderlyVerdict:
     """``fault``: set when the listener itself is wrong (it raised, or returned something that means
-    nothing).
+    nothing). ``why``: what is written on dead letters.
     """
 
     step: OrderlyStep
     fault: BaseException | None = None
+    why: str = ""
 
 
 def judge_orderly(answer: object, ctx: OrderlyContext) -> OrderlyVerdict:
@@ -214,21 +216,19 @@ def judge_orderly(answer: object, ctx: OrderlyContext) -> OrderlyVerdict:
             )
         return OrderlyVerdict(OrderlyStep.COMMIT if answer is COMMIT else OrderlyStep.ROLLBACK)
     if answer is SUSPEND_CURRENT_QUEUE_A_MOMENT:
-        return OrderlyVerdict(OrderlyStep.SUSPEND)
+        return OrderlyVerdict(OrderlyStep.SUSPEND, None, failure_of(answer))
     if answer is Reject or isinstance(answer, Reject):
-        return OrderlyVerdict(OrderlyStep.REJECT)
+        return OrderlyVerdict(OrderlyStep.REJECT, None, failure_of(answer))
     if isinstance(answer, BaseException):
-        return OrderlyVerdict(OrderlyStep.SUSPEND, answer)
+        return OrderlyVerdict(OrderlyStep.SUSPEND, answer, failure_of(answer))
     known = "RECONSUME_LATER is for concurrent consumption; " if answer is RECONSUME_LATER else ""
-    return OrderlyVerdict(
-        OrderlyStep.SUSPEND,
-        _wrong(
-            f"returned {shown(answer)}",
-            f"{known}return None, SUCCESS, SUSPEND_CURRENT_QUEUE_A_MOMENT or Reject. Counted "
-            f"as SUSPEND",
-            answer,
-        ),
+    wrong = _wrong(
+        f"returned {shown(answer)}",
+        f"{known}return None, SUCCESS, SUSPEND_CURRENT_QUEUE_A_MOMENT or Reject. Counted "
+        f"as SUSPEND",
+        answer,
     )
+    return OrderlyVerdict(OrderlyStep.SUSPEND, wrong, failure_of(wrong))
 
 
 def pause_ms(ctx: OrderlyContext, configured_ms: int) -> float:
@@ -246,6 +246,22 @@ def pause_ms(ctx: OrderlyContext, configured_ms: int) -> float:
     return min(max(asked if usable else configured_ms, SUSPEND_MS_MIN), SUSPEND_MS_MAX)
 
 
+def failure_of(answer: object) -> str:
+    """Why messages failed, in words: an exception's type and text, else the listener's answer.
+
+    >>> failure_of(ValueError("no amount")), failure_of(Reject), failure_of(RECONSUME_LATER)
+    ('ValueError: no amount', 'Reject', 'RECONSUME_LATER')
+    """
+    if isinstance(answer, BaseException):
+        kind = type(answer).__name__
+        try:
+            text = str(answer)
+        except Exception:  # noqa: BLE001 - a user's object; its fault must not hide the failure
+            text = ""
+        return f"{kind}: {text}" if text else kind
+    return str(getattr(answer, "__name__", None) or getattr(answer, "name", None) or shown(answer))
+
+
 def shown(value: object) -> str:
     """What a listener gave us, for a log line: at most 80 characters, whatever its ``repr``
     does.
@@ -258,15 +274,17 @@ def shown(value: object) -> str:
 
 def _failed(ctx: ConsumeContext, fault: BaseException | None, done: int = 0) -> ConsumeVerdict:
     level = ctx.delay_level_when_next_consume
+    why = failure_of(RECONSUME_LATER if fault is None else fault)
     try:
-        return ConsumeVerdict(done, min(max(index(level), DEAD_LETTER_LEVEL), LEVEL_MAX), fault)
+        chosen = min(max(index(level), DEAD_LETTER_LEVEL), LEVEL_MAX)
+        return ConsumeVerdict(done, chosen, fault, why)
     except TypeError:
         wrong = _wrong(
             f"set ctx.delay_level_when_next_consume = {shown(level)}",
             "give 0 (the broker decides), 1 to 18, or -1 (dead letter). Counted as RECONSUME_LATER",
             level,
         )
-        return ConsumeVerdict(done, BROKER_DECIDES, fault or wrong)
+        return ConsumeVerdict(done, BROKER_DECIDES, fault or wrong, why)
 
 
 def _wrong(what: str, remedy: str, value: object) -> ConsumeError:

@@ -42,6 +42,8 @@ from rmq_ray.errors import ConsumeError
 from rmq_ray.model.ids import Address, LogOffset, MessageQueue, QueueOffset
 from rmq_ray.model.message import (
     CONSUME_START_TIME,
+    FAILED_ON,
+    FAILED_WITH,
     FRAME,
     KEYS,
     MAX_OFFSET,
@@ -343,6 +345,18 @@ class MessageExt:
             found[CONSUME_START_TIME] = str(self._started_ms)
         self._properties: dict[str, str] = found
         return found
+
+    @property
+    def failed_with(self) -> str | None:
+        """Why its listener failed last, of a retry or a dead letter: exception type and text, at
+        most 512 characters. None where the consumer did not say.
+        """
+        return self.all_properties.get(FAILED_WITH)
+
+    @property
+    def failed_on(self) -> str | None:
+        """Id of the client whose listener that was: host, process."""
+        return self.all_properties.get(FAILED_ON)
 
     @property
     def message_id(self) -> str:

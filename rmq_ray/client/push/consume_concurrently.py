@@ -290,17 +290,17 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
 
     def _settle_failures(self, batch: ReadyBatch, verdict: ConsumeVerdict) -> None:
         work = batch.owner
+        failed = batch.take(batch.started_ms)[verdict.done :]
         if verdict.fault is not None:
-            self._report(batch, verdict.fault)
+            self._report(failed, verdict.fault, self._parts.retries_max)
         with work.lock:
             live = not work.process.dropped and work.process.holds(batch)
-        failed = batch.take(batch.started_ms)[verdict.done :]
         if not live:
             with work.lock:
                 work.counters.consumed_ok += verdict.done
                 work.counters.consumed_failed += len(failed)
             return
-        kept = self._send_back.send_back_all(failed, verdict.delay_level)
+        kept = self._send_back.send_back_all(failed, verdict.delay_level, verdict.why)
         if kept:
             self._keep(batch, kept, verdict.done, len(failed))
         else:
@@ -363,7 +363,9 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
             work.queue,
             batch.first,
         )
-        if self._send_back.send_back_all(batch.take(batch.started_ms), OVERDUE_DELAY_LEVEL):
+        minutes = self._parts.config.consume_timeout_minutes
+        why = f"the listener had it for more than {minutes} minutes"
+        if self._send_back.send_back_all(batch.take(batch.started_ms), OVERDUE_DELAY_LEVEL, why):
             return False
         with work.lock:
             if not work.process.dropped:

@@ -188,7 +188,8 @@ class OrderlyConsumption(ConsumingThreads[AssignedQueue]):
         ctx: OrderlyContext,
     ) -> float:
         if verdict.fault is not None:
-            self._report(batch, verdict.fault)
+            now_ms = self._parts.clock.now_ms()
+            self._report(batch.take(now_ms), verdict.fault, self._retries_max())
         if verdict.step is OrderlyStep.COMMIT:
             self._commit(work, lease, batch.count)
             return 0.0
@@ -202,7 +203,7 @@ class OrderlyConsumption(ConsumingThreads[AssignedQueue]):
         if verdict.step is OrderlyStep.ROLLBACK:
             lease.in_work.clear()
             return pause
-        if self._kept(work, batch, verdict.step is OrderlyStep.REJECT):
+        if self._kept(work, batch, verdict):
             lease.in_work.remove(batch)
             return pause
         if len(lease.in_work) == 1:  # behind uncommitted ones it waits for their commit
@@ -225,12 +226,15 @@ class OrderlyConsumption(ConsumingThreads[AssignedQueue]):
         if work.held_back:
             self._drained(work)
 
-    def _kept(self, work: AssignedQueue, batch: ReadyBatch, reject: bool) -> bool:
+    def _retries_max(self) -> int:
+        configured = self._parts.config.max_reconsume_times
+        return RETRIES_WITHOUT_END if configured == -1 else configured
+
+    def _kept(self, work: AssignedQueue, batch: ReadyBatch, verdict: OrderlyVerdict) -> bool:
         """Count a failure of each message, make dead letters of those that failed too often. False
         = none is left to be tried again.
         """
-        configured = self._parts.config.max_reconsume_times
-        retries_max = RETRIES_WITHOUT_END if configured == -1 else configured
+        retries_max, reject = self._retries_max(), verdict.step is OrderlyStep.REJECT
         now_ms = self._parts.clock.now_ms()
         if batch.messages is None:
             batch.messages = batch.take(now_ms)
@@ -238,7 +242,7 @@ class OrderlyConsumption(ConsumingThreads[AssignedQueue]):
         kept: list[MessageExt] = []
         for message in messages:
             if (reject or message.reconsume_times >= retries_max) and self._send_back.dead_letter(
-                message
+                message, verdict.why
             ):
                 continue
             message.failed_here(now_ms)

@@ -17,8 +17,9 @@ from collections.abc import Iterable, Sequence
 from queue import Empty
 from typing import Generic, TypeVar
 
-from rmq_ray.client.consumer.assigned_queue import ReadyBatch
 from rmq_ray.client.consumer.consumer_parts import ConsumerParts
+from rmq_ray.client.messages.received import MessageExt
+from rmq_ray.client.push.failure_log import Tracebacks, failure_line
 from rmq_ray.errors import ConsumeError
 
 IDLE_WAIT_S = 5.0
@@ -37,6 +38,7 @@ class ConsumingThreads(ABC, Generic[T]):
         self._threads: list[threading.Thread] = []
         self._size = 0
         self._stopping = False
+        self._traces = Tracebacks()
         self.listener_faults = 0
         """How often the listener raised or returned something that means nothing."""
 
@@ -87,15 +89,14 @@ class ConsumingThreads(ABC, Generic[T]):
                 return
             self._handle(item)
 
-    def _report(self, batch: ReadyBatch, fault: BaseException) -> None:
+    def _report(
+        self, messages: Sequence[MessageExt], fault: BaseException, retries_max: int
+    ) -> None:
+        """A fault of the listener with these messages, which are tried ``retries_max`` times."""
         self.listener_faults += 1
-        place = f"{batch.count} messages of {batch.owner.queue} from offset {batch.first}"
-        if isinstance(fault, ConsumeError):
-            self._log.error("listener of group %s, %s: %s", self._parts.group, place, fault)
-        else:
-            self._log.warning(
-                "listener of group %s failed with %s", self._parts.group, place, exc_info=fault
-            )
+        level = logging.ERROR if isinstance(fault, ConsumeError) else logging.WARNING
+        line = failure_line(self._parts.group, messages, fault, retries_max)
+        self._log.log(level, "%s", line, exc_info=self._traces.wanted(fault))
 
 
 class ReadyQueue(Generic[T]):

@@ -8,7 +8,9 @@
 
 Decides which of the two ways is taken and what the copy of the second one carries. The broker
 decides delay and dead letter: both ways tell it how often the message failed and how often it may.
-Does not keep messages: False means that the caller does.
+``why`` in both: what the
+listener failed with, for whoever looks at the dead letter (``RMQ_FAILED_WITH``). Does not keep
+messages: False means that the caller does.
 
 Invariants: True only when a broker said that it stored the copy. A lost answer may leave one copy
 more for each request that was tried.
@@ -42,6 +44,7 @@ from rmq_ray.model.message import (
     encode_properties,
 )
 from rmq_ray.model.topics import CLIENT_INNER_GROUP, retry_topic
+from rmq_ray.protocol.delay import failure_text, with_failure
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import SendBackHeader, SendHeader
@@ -67,41 +70,44 @@ class RetrySender:
         self._retries_max = retries_max
         self._clock = clock
 
-    def send_back(self, message: MessageExt, delay_level: int) -> bool:
+    def send_back(self, message: MessageExt, delay_level: int, why: str = "") -> bool:
         """True when a broker keeps the message for its next delivery (or as dead letter:
         ``delay_level`` -1).
         """
-        if self._ask_broker(message, delay_level):
+        if self._ask_broker(message, delay_level, why):
             return True
-        return self._write_copy(message, delay_level)
+        return self._write_copy(message, delay_level, why)
 
-    def send_back_all(self, messages: Sequence[MessageExt], delay_level: int) -> list[MessageExt]:
+    def send_back_all(
+        self, messages: Sequence[MessageExt], delay_level: int, why: str = ""
+    ) -> list[MessageExt]:
         """The same for many of one queue, in bundles of requests; returns those that no broker
         keeps.
         """
         kept: list[MessageExt] = []
         for start in range(0, len(messages), BUNDLE_MAX):  # ends: a bundle each round
             some = messages[start : start + BUNDLE_MAX]
-            done = self._ask_for_all(some, delay_level) if len(some) > 1 else [False] * len(some)
+            alone = len(some) == 1
+            done = [False] if alone else self._ask_for_all(some, delay_level, why)
             if done is None:
                 kept += some  # perhaps a broker keeps them: again later, at most once more each
             else:
                 kept += [
                     message
                     for message, taken in zip(some, done, strict=True)
-                    if not taken and not self.send_back(message, delay_level)
+                    if not taken and not self.send_back(message, delay_level, why)
                 ]
         return kept
 
-    def dead_letter(self, message: MessageExt) -> bool:
+    def dead_letter(self, message: MessageExt, why: str = "") -> bool:
         """True when a broker keeps the message as dead letter. The copy comes first: it tells how
         often the message failed here.
         """
-        return self._write_copy(message, DEAD_LETTER_LEVEL) or self._ask_broker(
-            message, DEAD_LETTER_LEVEL
+        return self._write_copy(message, DEAD_LETTER_LEVEL, why) or self._ask_broker(
+            message, DEAD_LETTER_LEVEL, why
         )
 
-    def _fields(self, message: MessageExt, delay_level: int) -> dict[str, str]:
+    def _fields(self, message: MessageExt, delay_level: int, why: str) -> dict[str, str]:
         header = SendBackHeader(
             message.log_offset,
             self._group,
@@ -110,16 +116,19 @@ class RetrySender:
             message.topic,
             False,
             self._retries_max,
+            failure_text(why) or None,
+            self._client.client_id if why else None,
         )
         return header.to_fields()
 
-    def _ask_broker(self, message: MessageExt, delay_level: int) -> bool:
-        command = Command(
-            RequestCode.CONSUMER_SEND_MSG_BACK, fields=self._fields(message, delay_level)
-        )
+    def _ask_broker(self, message: MessageExt, delay_level: int, why: str) -> bool:
+        fields = self._fields(message, delay_level, why)
+        command = Command(RequestCode.CONSUMER_SEND_MSG_BACK, fields=fields)
         return self._accepted(message, message.queue.broker_name, command)
 
-    def _ask_for_all(self, messages: Sequence[MessageExt], delay_level: int) -> list[bool] | None:
+    def _ask_for_all(
+        self, messages: Sequence[MessageExt], delay_level: int, why: str
+    ) -> list[bool] | None:
         """One request for messages of one broker: which of them it keeps; the others are asked for
         by themselves. None: no answer, nobody knows.
         """
@@ -128,7 +137,7 @@ class RetrySender:
         if address is None:
             return nothing
         parts = [
-            [int(RequestCode.CONSUMER_SEND_MSG_BACK), self._fields(message, delay_level), b""]
+            [int(RequestCode.CONSUMER_SEND_MSG_BACK), self._fields(message, delay_level, why), b""]
             for message in messages
         ]
         try:
@@ -152,7 +161,7 @@ class RetrySender:
             else nothing
         )
 
-    def _write_copy(self, message: MessageExt, delay_level: int) -> bool:
+    def _write_copy(self, message: MessageExt, delay_level: int, why: str) -> bool:
         """Other brokers first: the one that stores the message has just refused."""
         topic = retry_topic(self._group)
         info = self._client.routes.publish(topic)
@@ -164,11 +173,13 @@ class RetrySender:
             :BROKERS_MAX
         ]
         return any(
-            self._accepted(message, name, self._copy(message, by_broker[name], delay_level))
+            self._accepted(message, name, self._copy(message, by_broker[name], delay_level, why))
             for name in names
         )
 
-    def _copy(self, message: MessageExt, queue: MessageQueue, delay_level: int) -> Command:
+    def _copy(
+        self, message: MessageExt, queue: MessageQueue, delay_level: int, why: str
+    ) -> Command:
         # of this count the broker allows fewer than that, and makes a dead letter of all others
         failed, limit = message.reconsume_times + 1, min(self._retries_max + 1, INT32_MAX)
         if delay_level == DEAD_LETTER_LEVEL:
@@ -188,6 +199,7 @@ class RetrySender:
         properties[DELAY] = str(
             delay_level if delay_level > 0 else BASE_DELAY_LEVEL + message.reconsume_times
         )
+        properties = with_failure(properties, why, self._client.client_id)
         header = SendHeader(
             producer_group=CLIENT_INNER_GROUP,
             topic=queue.topic,
@@ -243,7 +255,7 @@ class FailedDiscarder:
     def __init__(self, group: str) -> None:
         self._group = group
 
-    def send_back(self, message: MessageExt, delay_level: int) -> bool:
+    def send_back(self, message: MessageExt, delay_level: int, why: str = "") -> bool:
         """The message is done with; always true."""
         place = f"{message.queue}, offset {message.queue_offset}"
         discarded.warning(
@@ -254,7 +266,9 @@ class FailedDiscarder:
         )
         return True
 
-    def send_back_all(self, messages: Sequence[MessageExt], delay_level: int) -> list[MessageExt]:
+    def send_back_all(
+        self, messages: Sequence[MessageExt], delay_level: int, why: str = ""
+    ) -> list[MessageExt]:
         """None is kept."""
         for message in messages:
             self.send_back(message, delay_level)

@@ -303,9 +303,11 @@ class UnregisterClientHeader(Header):
     consumer_group: str | None = None
 
 
-@header(origin_message_id="originMsgId")
+@header(origin_message_id="originMsgId", failed_with="rmqFailedWith", failed_on="rmqFailedOn")
 class SendBackHeader(Header):
-    """CONSUMER_SEND_MSG_BACK 36. ``delay_level``: 0 = the broker decides, -1 = dead letter."""
+    """CONSUMER_SEND_MSG_BACK 36. ``delay_level``: 0 = the broker decides, -1 = dead letter. Ours:
+    ``failed_with``, why the listener failed, and ``failed_on``, the client that it belongs to.
+    """
 
     offset: int
     group: str
@@ -314,6 +316,8 @@ class SendBackHeader(Header):
     origin_topic: str | None = None
     unit_mode: bool | None = None
     max_reconsume_times: Int32 | None = None
+    failed_with: str | None = None
+    failed_on: str | None = None
 
 
 @header(state_table_offset="tranStateTableOffset", message_id="msgId", ask_another="rmqAskAnother")

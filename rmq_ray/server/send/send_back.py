@@ -12,7 +12,7 @@ from rmq_ray.codec.record import decode_record, offset_message_id
 from rmq_ray.model.message import DELAY, decode_properties
 from rmq_ray.model.topics import GroupConfig, Permission
 from rmq_ray.ports import Peer
-from rmq_ray.protocol.delay import copy_properties, decide, max_times
+from rmq_ray.protocol.delay import copy_properties, decide, max_times, with_failure
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import SendBackHeader
@@ -106,6 +106,7 @@ class SendBackHandler:
             path.acks.admit(len(record.body))
         if plan.delay_level:
             properties[DELAY] = str(plan.delay_level)
+        properties = with_failure(properties, header.failed_with, header.failed_on)
         origin = Origin(
             record.born_ms, record.born_host, record.flag, record.sys_flag, plan.reconsume_times
         )

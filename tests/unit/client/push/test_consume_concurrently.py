@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from rmq_ray.client.consumer.assigned_queue import AssignedQueue
-from rmq_ray.client.messages.listener import RECONSUME_LATER, SUCCESS, ConsumeContext, Reject
+from rmq_ray.client.messages.listener import (
+    RECONSUME_LATER,
+    SUCCESS,
+    ConsumeContext,
+    Reject,
+    failure_of,
+)
 from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.client.push.consume_concurrently import SLOW_CALL_MS, claim_messages
 from rmq_ray.errors import RequestTimeout
@@ -113,6 +119,8 @@ def test_failed_messages_go_back_to_their_broker_and_the_offset_moves_on() -> No
         "originTopic": "orders",
         "unitMode": "false",
         "maxReconsumeTimes": "16",
+        "rmqFailedWith": "RECONSUME_LATER",
+        "rmqFailedOn": "10.0.0.9@1#1",
     }
     assert [fields["offset"] for fields in sent_back(rig)] == ["1000", "1100"]
     assert (rig.offset(work.queue), work.counters.consumed_failed, work.counters.sent_back) == (
@@ -160,9 +168,43 @@ def test_a_listener_that_raises_gets_the_message_again_later(
     rig, _ = rig_with(error)
     work = rig.take()
     rig.pull(work)
-    rig.consume(*rig.found(work, [0]))
+    properties = "KEYS\x01k-1\x02UNIQ_KEY\x01" + "A" * 32
+    rig.consume(*rig.found(work, [0], properties=properties))
     assert (len(sent_back(rig)), rig.consumption.listener_faults) == (1, 1)
-    assert "listener of group g failed" in caplog.text
+    (line,) = [one for one in caplog.records if one.name == "rmq_ray.client.consume"]
+    why = failure_of(error)
+    message = "(keys k-1) of orders, queue 0 of broker-a, offset 0; 16 tries left"
+    assert line.getMessage() == (
+        f"listener of group g failed with {why}: message {'A' * 32} {message}"
+    )
+    assert line.exc_info is not None and sent_back(rig)[0]["rmqFailedWith"] == why
+
+
+def test_the_traceback_comes_with_the_first_failure_of_a_kind_and_each_hundredth(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(messages: list[MessageExt], _ctx: ConsumeContext) -> Any:
+        if messages[0].queue_offset == 150:
+            raise KeyError("elsewhere")
+        raise ValueError(f"bad\n{messages[0].queue_offset}")
+
+    rig, _ = rig_with(fail)
+    work = rig.take()
+    rig.pull(work)
+    rig.consume(*rig.found(work, range(201)))
+    lines = [one for one in caplog.records if one.name == "rmq_ray.client.consume"]
+    assert len(lines) == 201, "one line for each failure"
+    assert [n for n, one in enumerate(lines) if one.exc_info] == [0, 99, 150, 200]
+    assert "failed with ValueError: bad 7: message " in lines[7].getMessage()
+
+
+def test_what_cannot_stand_in_a_property_is_taken_out_of_the_reason() -> None:
+    rig, _ = rig_with(ValueError("a\x01b\x02c\ud800" + "x" * 1_000))
+    work = rig.take()
+    rig.pull(work)
+    rig.consume(*rig.found(work, [0]))
+    why = sent_back(rig)[0]["rmqFailedWith"]
+    assert why.startswith("ValueError: a b c?xxx") and len(why) == 512
 
 
 def test_a_listener_that_returns_nonsense_is_reported_and_the_message_comes_again(
@@ -220,6 +262,8 @@ def test_what_the_broker_refuses_is_written_into_the_retry_topic_instead() -> No
         "RETRY_TOPIC": "orders",
         "ORIGIN_MESSAGE_ID": "B" * 32,
         "DELAY": "3",
+        "RMQ_FAILED_WITH": "RECONSUME_LATER",
+        "RMQ_FAILED_ON": "10.0.0.9@1#1",
     }
     assert rig.offset(work.queue) == 1
 

@@ -387,7 +387,7 @@ def test_a_fault_of_settling_ends_neither_thread_nor_queue_and_skips_nothing(
     work = rig.take_locked()
     broken = threading.Event()
 
-    def failing(_message: object) -> bool:
+    def failing(_message: object, _why: str) -> bool:
         broken.set()
         raise RuntimeError("planted")
 

@@ -34,8 +34,10 @@ def back(
     level: int = 0,
     limit: int | None = None,
     peer: FakePeer | None = None,
+    why: str | None = None,
 ) -> Command:
-    header = SendBackHeader(offset, "billing", level, "UNIQUE", "orders", False, limit)
+    where = "10.0.0.1@7" if why else None
+    header = SendBackHeader(offset, "billing", level, "UNIQUE", "orders", False, limit, why, where)
     return bench.ask(Code.CONSUMER_SEND_MSG_BACK, header.to_fields(), peer=peer)
 
 
@@ -122,6 +124,28 @@ def test_level_minus_one_is_a_dead_letter_at_once(bench: Bench) -> None:
 
 
 @pytest.mark.seed("S4-206")
+def test_a_copy_tells_why_its_listener_failed_last(bench: Bench) -> None:
+    sent = bench.send(bodies_=[b"poison"])
+    assert (
+        back(bench, sent.base_log_offset, why="ValueError:\x01no\x02amount" + "!" * 999).code == 0
+    )
+    deliver(bench, 10)
+    retried = record(bench, "%RETRY%billing")
+    told = decode_properties(retried.properties)
+    assert told["RMQ_FAILED_WITH"].startswith("ValueError: no amount!!")
+    assert (len(told["RMQ_FAILED_WITH"]), told["RMQ_FAILED_ON"]) == (512, "10.0.0.1@7")
+    assert back(bench, retried.log_offset, level=-1).code == 0, "as Apache RocketMQ's consumers ask"
+    dead = decode_properties(record(bench, "%DLQ%billing").properties)
+    assert not dead.keys() & {"RMQ_FAILED_WITH", "RMQ_FAILED_ON"}, "no older failure's reason"
+
+
+def test_a_reason_that_does_not_fit_the_record_is_left_out(bench: Bench) -> None:
+    sent = bench.send(bodies_=[b"poison"], long="x" * 29_700)
+    assert back(bench, sent.base_log_offset, level=-1, why="y" * 600).code == 0
+    dead = decode_properties(record(bench, "%DLQ%billing").properties)
+    assert "RMQ_FAILED_WITH" not in dead and len(dead["long"]) == 29_700
+
+
 def test_the_clients_limit_counts(bench: Bench) -> None:
     assert back(bench, bench.send().base_log_offset, 0, 0).code == 0
     assert record(bench, "%DLQ%billing").body == b"hello"
