@@ -46,6 +46,10 @@ class Peer(Protocol):
     """True after our handshake; False for Apache RocketMQ's own clients on an open port."""
     may_suspend: bool
     """False for frames that came by an actor call: a pull is then answered at once."""
+    hung_up: bool
+    """The connection ended because the other end closed it: what a killed process's system does at
+    once, and what a partition never does.
+    """
     attributes: dict[str, Any]
     """The server's own notes about this connection (client id, groups)."""
 

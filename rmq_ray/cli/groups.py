@@ -15,6 +15,8 @@ from rmq_ray.cli.context import Options, pass_options, told
 from rmq_ray.client.admin.admin_groups import Offset, SeekTarget
 from rmq_ray.protocol.scan.scan_positions import LikeGroup
 
+DESCRIBED = ["broker", "client_id", "address", "language"]
+LOCK_COLUMNS = ["topic", "broker", "queue", "holder", "ends_in_ms", "left"]
 CLIENT_COLUMNS = ["group", "client_id", "address", "language", "brokers"]
 
 
@@ -39,11 +41,22 @@ def list_groups(options: Options, system: bool) -> None:
 @pass_options
 @told
 def describe(options: Options, name: str) -> None:
-    """Running consumers of a group, a line for each broker that they are connected to; who
-    subscribes differently, if they do.
+    """Running consumers of a group, a line for each broker that they are connected to; who holds
+    which queue's lock until when, if it is consumed in order; who subscribes differently, if they
+    do.
+
+    In JSON the locks stand with their holders; a holder that is not connected has a line of its
+    own.
     """
     found = options.admin.group_clients(name)
-    output.rows(found, ["broker", "client_id", "address", "language"], options.style)
+    locks = options.admin.group_locks(name) if found else []
+    if options.style == "json":
+        output.rows(_with_locks(found, locks), [*DESCRIBED, "locks"], options.style)
+    else:
+        output.rows(found, DESCRIBED, options.style)
+        if locks:
+            click.echo()
+            output.rows(locks, LOCK_COLUMNS, options.style)
     if not found:
         click.echo(
             f"no consumer of {name} is connected now; readers that only commit, as Spark's, are "
@@ -142,6 +155,23 @@ def delete(options: Options, name: str) -> None:
     options.confirm(f"Delete group {name} and its positions?")
     options.admin.delete_group(name)
     output.record({"group": name, "state": "deleted"}, options.style)
+
+
+def _with_locks(clients: list[dict[str, Any]], locks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    connected = {(row["broker"], row["client_id"]) for row in clients}
+    gone = {(lock["broker"], lock["holder"]) for lock in locks} - connected
+    rows = clients + [{"broker": broker, "client_id": holder} for broker, holder in sorted(gone)]
+    return [
+        row
+        | {
+            "locks": [
+                {key: lock[key] for key in ("topic", "queue", "ends_in_ms", "left")}
+                for lock in locks
+                if (lock["broker"], lock["holder"]) == (row["broker"], row["client_id"])
+            ]
+        }
+        for row in rows
+    ]
 
 
 def _moved(options: Options, rows: list[dict[str, Any]], executed: bool) -> None:

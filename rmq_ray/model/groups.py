@@ -92,3 +92,14 @@ class Heartbeat:
     producer_groups: tuple[str, ...] = ()
     consumers: tuple[ConsumerData, ...] = field(default=())
     without_checker: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class LockHolder:
+    """Who holds a queue of a group for ordered consumption. ``ends_in_ms``: when the lock ends
+    unless he is heard of. ``left``: his connection has closed, and he is awaited for some seconds.
+    """
+
+    client_id: str
+    ends_in_ms: int
+    left: bool = False

@@ -3,6 +3,8 @@
     free ─lock─> held by A, epoch 7 ──refresh of epoch 7──> the same, 60 s more
                       │ unlock of A: free                    │ 60 s without refresh: whoever asks
                                                              gets it, with a new epoch
+                      │ A's last connection was closed by A's machine, and A is not heard of
+                      │ for 5 s: the same as those 60 s
                       └ A asks for a lock anew (another life of the same client id): a new epoch
 
 The epoch is the fence: it is new each time the queue changes hands, and a commit that names an
@@ -11,12 +13,17 @@ nothing once that is over: a late one cannot take back a queue that was given aw
 clients know no epochs; they are told apart by their client ids alone, and every request of theirs
 is both.
 
+A process that was killed closes its connections at once, one behind a partition does not: so only
+what the other end has closed counts as leaving, and only for clients that know epochs. These stop
+by themselves before the 5 s are over when they lose a connection
+(``client.consumer.assigned_queue``); RocketMQ's own go on for 30 s.
+
 Decides: who holds a queue. Does not decide: what an orderly consumer does without it. Callers: the
 broker's group handlers and its offset rule (a commit for a locked queue is taken from the holder
 only).
 
 Invariants: a queue of a group has at most one holder; a holder that was silent for 60 s may be
-replaced; no epoch is given twice.
+replaced, and one that left 5 s after it did; no epoch is given twice.
 """
 
 from __future__ import annotations
@@ -24,9 +31,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from rmq_ray.model.groups import LockHolder
 from rmq_ray.model.ids import MessageQueue
 
 LOCK_LIFE_MS = 60_000  # rocketmq.broker.rebalance.lockMaxLiveTime
+LEFT_GRACE_MS = 5_000  # for a client that lost its connection and makes another one
 FORGET_AFTER_LIVES = (
     10  # a holder that was silent for that long has to begin anew even if nobody came meanwhile
 )
@@ -58,6 +67,7 @@ class _Lock:
     client_id: str
     refreshed_ms: float
     epoch: int
+    knows_epochs: bool
 
 
 class QueueLocks:
@@ -66,6 +76,7 @@ class QueueLocks:
     def __init__(self, life_ms: int = LOCK_LIFE_MS) -> None:
         self._life_ms = life_ms
         self._locks: dict[tuple[str, MessageQueue], _Lock] = {}
+        self._left_ms: dict[str, float] = {}
         self._last_epoch = 0
 
     def load(self, held: Iterable[HeldLock], epoch_floor: int, now_ms: float) -> None:
@@ -73,11 +84,23 @@ class QueueLocks:
         than ``epoch_floor`` and all of ``held``.
         """
         self._locks = {
-            (lock.group, lock.queue): _Lock(lock.client_id, now_ms, lock.epoch) for lock in held
+            (lock.group, lock.queue): _Lock(lock.client_id, now_ms, lock.epoch, False)
+            for lock in held
         }
         self._last_epoch = max(
             [epoch_floor, self._last_epoch, *(lock.epoch for lock in self._locks.values())]
         )
+
+    def left(self, client_id: str, now_ms: float) -> None:
+        """The other end has closed the last connection of this client: unless it is heard of within
+        ``LEFT_GRACE_MS``, its locks end then.
+        """
+        if self._locks:
+            self._left_ms[client_id] = now_ms
+
+    def returned(self, client_id: str) -> None:
+        """The client is connected: what nobody else has taken meanwhile is its own again."""
+        self._left_ms.pop(client_id, None)
 
     def lock(
         self,
@@ -94,6 +117,7 @@ class QueueLocks:
         """
         if not 0 < len(group) <= NAME_LENGTH_MAX or not 0 < len(client_id) <= NAME_LENGTH_MAX:
             return []
+        self.returned(client_id)
         granted = []
         for queue in queues:
             grant = self._lock_one(
@@ -112,7 +136,7 @@ class QueueLocks:
             and held.client_id == client_id
             and (epoch is None or epoch == held.epoch)
         ):
-            held.refreshed_ms = now_ms
+            held.refreshed_ms, held.knows_epochs = now_ms, epoch is not None
             return Grant(queue, held.epoch, False)
         if epoch:
             return None
@@ -122,14 +146,10 @@ class QueueLocks:
             or len(queue.broker_name) > NAME_LENGTH_MAX
         ):
             return None
-        if (
-            held is not None
-            and held.client_id != client_id
-            and now_ms - held.refreshed_ms <= self._life_ms
-        ):
+        if held is not None and held.client_id != client_id and now_ms <= self._ends_ms(held):
             return None
         self._last_epoch += 1
-        self._locks[key] = _Lock(client_id, now_ms, self._last_epoch)
+        self._locks[key] = _Lock(client_id, now_ms, self._last_epoch, epoch is not None)
         return Grant(queue, self._last_epoch, True)
 
     def unlock(
@@ -157,11 +177,24 @@ class QueueLocks:
     def holder(self, group: str, queue: MessageQueue, now_ms: float) -> str | None:
         """Client id of the holder, ``None`` when free or expired."""
         held = self._locks.get((group, queue))
-        return (
-            held.client_id
-            if held is not None and now_ms - held.refreshed_ms <= self._life_ms
-            else None
-        )
+        return held.client_id if held is not None and now_ms <= self._ends_ms(held) else None
+
+    def holding(self, group: str, queue: MessageQueue, now_ms: float) -> LockHolder | None:
+        """Who holds the queue and for how long if nothing is heard of him; ``None`` when free or
+        expired.
+        """
+        held = self._locks.get((group, queue))
+        if held is None or now_ms > (ends_ms := self._ends_ms(held)):
+            return None
+        return LockHolder(held.client_id, round(ends_ms - now_ms), held.client_id in self._left_ms)
+
+    def of_group(self, group: str, now_ms: float) -> dict[MessageQueue, LockHolder]:
+        """The same of all queues that are held in a group."""
+        return {
+            queue: holder
+            for name, queue in sorted(key for key in self._locks if key[0] == group)
+            if (holder := self.holding(name, queue, now_ms)) is not None
+        }
 
     def admits(self, group: str, queue: MessageQueue, epoch: int) -> bool:
         """Whether what was done under ``epoch`` counts: nobody else has had the queue since. A lock
@@ -172,6 +205,11 @@ class QueueLocks:
 
     def expire(self, now_ms: float) -> list[HeldLock]:
         """Forgets locks whose holders were silent for ten lives; those forgotten."""
+        self._left_ms = {
+            client_id: left_ms
+            for client_id, left_ms in self._left_ms.items()
+            if now_ms - left_ms <= self._life_ms  # all its locks are over by then anyway
+        }
         gone = [
             key
             for key, held in self._locks.items()
@@ -180,6 +218,11 @@ class QueueLocks:
         return [
             HeldLock(*key, (held := self._locks.pop(key)).client_id, held.epoch) for key in gone
         ]
+
+    def _ends_ms(self, held: _Lock) -> float:
+        ends_ms = held.refreshed_ms + self._life_ms
+        left_ms = self._left_ms.get(held.client_id) if held.knows_epochs else None
+        return ends_ms if left_ms is None else min(ends_ms, left_ms + LEFT_GRACE_MS)
 
     def held(self) -> list[HeldLock]:
         """The whole table."""

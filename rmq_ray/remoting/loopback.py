@@ -22,7 +22,7 @@ class LoopbackPeer:
         self.host, self.port = "127.0.0.1", 0
         self.closed = False
         self.trusted = True
-        self.may_suspend = False
+        self.may_suspend = self.hung_up = False
         self.attributes: dict[str, Any] = {}
         self.answer: asyncio.Future[Command] = loop.create_future()
 

@@ -145,6 +145,7 @@ class ServerPeer(asyncio.BufferedProtocol):
         self.closed = False
         self.trusted = False
         self.may_suspend = True
+        self.hung_up = False
         self.attributes: dict[str, Any] = {}
         self.stage = Stage.FIRST
         self.opened_ms = self.heard_ms = owner.monotonic_ms()
@@ -306,6 +307,7 @@ class ServerPeer(asyncio.BufferedProtocol):
 
     def eof_received(self) -> None:
         """The client will send nothing more; the transport closes itself."""
+        self.hung_up = not self.closed
 
     def pause_writing(self) -> None:
         """The client does not read: read no further requests."""
@@ -320,6 +322,8 @@ class ServerPeer(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The end, whoever caused it."""
+        if not self.closed and isinstance(exc, ConnectionResetError | BrokenPipeError):
+            self.hung_up = True
         self.closed = True
         if not self._admitted:
             return

@@ -4,6 +4,7 @@ zombies and kills.
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections import Counter
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from rmq_ray.client.admin.admin import Admin
 from rmq_ray.client.messages.listener import SUSPEND_CURRENT_QUEUE_A_MOMENT, Reject
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.client.push.push_consumer import PushConsumer
@@ -357,6 +359,68 @@ def test_columns_and_async_listeners_come_in_order_too(cluster: LiveCluster) -> 
         ] == list(range(100))
 
 
+def test_an_administrator_sees_who_holds_which_queue_and_until_when(tmp_path: Path) -> None:
+    history = History()
+    with LiveCluster(tmp_path) as cluster:
+        send(cluster, 40)
+        admin = Admin(cluster)
+        try:
+            with consumer(cluster, history, "one", config=ConsumerConfig("billing")) as running:
+                history.wait_for(40)
+                (holder,) = {row["client_id"] for row in admin.group_clients("billing")}
+                found = admin.group_locks("billing")
+                queues = running.stats()["queues"]
+        finally:
+            admin.close()
+    locks = [row for row in found if row["topic"] == "orders"]
+    assert [row["queue"] for row in locks] == list(range(QUEUES))
+    assert {(row["broker"], row["holder"], row["left"]) for row in locks} == {
+        ("broker-a", holder, False)
+    }
+    assert all(0 < row["ends_in_ms"] <= 60_000 for row in locks)
+    held = [row for row in queues if row["topic"] == "orders"]
+    assert len(held) == QUEUES
+    assert all(row["lock_epoch"] > 0 and row["lock_trusted_ms"] <= 30_000 for row in held)
+
+
+def test_a_consumer_whose_connection_breaks_comes_back_and_keeps_its_queues(
+    tmp_path: Path,
+) -> None:
+    history = History()
+    with LiveCluster(tmp_path) as cluster:
+        core = cluster.brokers[0]._core
+        assert core is not None
+        send(cluster, 40)
+        with consumer(cluster, history, "one", config=ConsumerConfig("billing")) as running:
+            history.wait_for(40)
+            assert running._engine is not None
+            client = running._engine.client
+            before = core.members.channel(client.client_id)
+
+            def locks() -> list[tuple[str, int, int, bool]]:
+                return [
+                    (row["topic"], row["queue_id"], row["lock_epoch"], row["lock_trusted_ms"] > 5e3)
+                    for row in running.stats()["queues"]
+                ]
+
+            held = locks()
+            pool = client.link._brokers
+            assert pool is not None
+            for slot in pool._slots.values():
+                assert slot.connection is not None
+                slot.connection._sock.shutdown(socket.SHUT_RDWR)
+            eventually(
+                lambda: (
+                    core.members.channel(client.client_id) not in (None, before) and locks() == held
+                )
+            )
+            assert not any(row.left for row in core.members.locks.of_group("billing", 0).values())
+            send(cluster, 40, first=40)
+            history.wait_for(80)
+    check_order(history.calls)
+    assert len(history.calls) == 80
+
+
 # --- processes that are killed --------------------------------------------------------------------
 
 
@@ -431,6 +495,44 @@ def test_a_restarted_broker_gives_nobody_the_queues_of_a_holder_that_has_not_com
         holder.kill()
         living.kill()
     check_order([*holder.history(), *newcomers.calls])
+
+
+def test_the_queues_of_a_killed_consumer_go_on_long_before_its_locks_run_out(
+    tmp_path: Path,
+) -> None:
+    """Locks live for 60 s here, and the killed consumer has refreshed its own a moment ago."""
+    heirs = History()
+    waits: list[dict[str, Any]] = []
+    living = LiveProcess(tmp_path / "cluster", 60_000)
+    address = Fixed(living.lookup())
+    killed = OrderedProcess(address, tmp_path, "killed", refresh_ms=20_000)
+
+    def done() -> set[tuple[tuple[str, int], int]]:
+        calls = [*killed.history(), *heirs.calls]
+        return {(call.place, call.offset) for call in calls if call.end is not None}
+
+    def held(heir: PushConsumer) -> int:
+        waits.extend(heir.stats()["waiting_for_locks"])
+        return sum(queue.topic == "orders" for queue in heir.assignment())
+
+    try:
+        with Sending(address) as sending:
+            eventually(lambda: len({call.place for call in killed.history()}) == QUEUES)
+            plain = ConsumerConfig("billing")
+            with consumer(address, heirs, "heir", config=plain) as heir:
+                eventually(lambda: held(heir) == QUEUES // 2 and heirs.calls, 40)
+                waits.clear()
+                killed.kill()
+                eventually(lambda: held(heir) == QUEUES, 40)
+                assert heir.stats()["waiting_for_locks"] == []
+                sent = set(sending.places)
+                eventually(lambda: sent <= done(), 40)
+    finally:
+        killed.kill()
+        living.kill()
+    assert all(wait["left"] and wait["ends_in_ms"] <= 5_000 for wait in waits)
+    check_order([*killed.history(), *heirs.calls])
+    assert len(sent) > 100
 
 
 def test_order_survives_kill_9_of_consumers_and_of_the_broker(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.topics import GroupConfig
 from rmq_ray.protocol.scan.scan_positions import LikeGroup
 from rmq_ray.protocol.validators import check_group, check_topic
-from rmq_ray.remoting.wire.bodies import parse, write
+from rmq_ray.remoting.wire.bodies import decode_lock_holders, parse, write
 from rmq_ray.remoting.wire.bodies_admin import (
     Progress,
     decode_conflicts,
@@ -123,6 +123,27 @@ class AdminGroups(AdminLink):
         if not rows:
             self._require_group(group)
         return rows
+
+    def group_locks(self, group: str) -> list[dict[str, Any]]:
+        """A row for each queue that a consumer of the group holds the lock of, to consume it in
+        order: topic, broker, queue, holder (client id), ends_in_ms, left.
+
+        ``ends_in_ms``: until then nobody else gets the queue, unless the holder gives it back; he
+        refreshes it every 20 s. ``left``: his connection has closed, he is awaited for 5 s. Of
+        brokers that a running consumer is connected to.
+        """
+        return [
+            {
+                "topic": queue.topic,
+                "broker": queue.broker_name,
+                "queue": queue.queue_id,
+                "holder": holder.client_id,
+                "ends_in_ms": holder.ends_in_ms,
+                "left": holder.left,
+            }
+            for body in self._connections(group).values()
+            for queue, holder in sorted(decode_lock_holders(body).items())
+        ]
 
     def group_conflicts(self, group: str) -> list[dict[str, Any]]:
         """A row for each way in which running consumers of one group subscribe to a topic

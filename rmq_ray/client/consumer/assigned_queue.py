@@ -17,12 +17,15 @@ import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from math import inf
 
 import numpy as np
 
 from rmq_ray.client.messages.received import MessageExt, Page
 from rmq_ray.model.ids import MASTER_ID, MessageQueue
 from rmq_ray.protocol.process_queue import Batch, ProcessQueue
+
+LOST_TRUSTED_MS = 3_000  # well below the broker's grace (``protocol.queue_locks.LEFT_GRACE_MS``)
 
 
 class ReadyBatch(Batch):
@@ -82,11 +85,24 @@ class QueueLease:
           ├ leaving: the queue is given away; the running listener ends first
           └ refused: the epoch is over; the queue is dropped and locked anew
 
+    A broker gives the lock of a client whose connections the other end has closed to the next one
+    5 s later. The client sees that end, too, and trusts a lock for 3 s from there, unless it is
+    granted again.
+
     The age of a lock counts from the moment in which it was asked for, so that the broker's 60 s
     always end later than our 30.
     """
 
-    __slots__ = ("_asked_ms", "_trusted_ms", "busy", "epoch", "gate", "in_work", "leaving")
+    __slots__ = (
+        "_asked_ms",
+        "_lost_ms",
+        "_trusted_ms",
+        "busy",
+        "epoch",
+        "gate",
+        "in_work",
+        "leaving",
+    )
 
     def __init__(
         self, epoch: int, asked_ms: float, trusted_ms: float, gate: threading.Lock
@@ -107,14 +123,30 @@ class QueueLease:
         """
         self._asked_ms = asked_ms
         self._trusted_ms = trusted_ms
+        self._lost_ms = -inf
 
     def refreshed(self, asked_ms: float) -> None:
         """The broker granted it again; ``asked_ms``: when it was asked."""
         self._asked_ms = max(self._asked_ms, asked_ms)
 
+    def connection_lost(self, now_ms: float) -> None:
+        """Its broker's connection has closed."""
+        self._lost_ms = now_ms
+
     def is_held(self, now_ms: float) -> bool:
         """Whether nobody else can have the queue now."""
-        return now_ms - self._asked_ms <= self._trusted_ms
+        if now_ms - self._asked_ms > self._trusted_ms:
+            return False
+        return self._asked_ms > self._lost_ms or now_ms - self._lost_ms <= LOST_TRUSTED_MS
+
+    def status(self, now_ms: float) -> dict[str, int]:
+        """``lock_epoch``; ``lock_trusted_ms``: for how long it is held without another refresh, 0 =
+        it is not.
+        """
+        ends_ms = self._asked_ms + self._trusted_ms
+        if self._asked_ms <= self._lost_ms:
+            ends_ms = min(ends_ms, self._lost_ms + LOST_TRUSTED_MS)
+        return {"lock_epoch": self.epoch, "lock_trusted_ms": max(0, round(ends_ms - now_ms))}
 
     def may_work(self, now_ms: float) -> bool:
         """Whether messages may be pulled and handed out."""

@@ -3,6 +3,7 @@
 
     rebalance: lock (41) ──> QueueLease
         every 20 s, all of a broker in one request (41) ──> trusted 30 s more
+        connection lost ──> trusted 3 s more, refreshed at once on a new one
         leave: wait for the listener ──> offset handed over ──> unlock (42) ──> another consumer's
         refused: its epoch is over ──> ``lost``
 
@@ -27,8 +28,13 @@ from rmq_ray.client.consumer.assigned_queue import AssignedQueue, QueueLease
 from rmq_ray.client.consumer.consumer_parts import ConsumerParts
 from rmq_ray.client.instance.timers import Timers
 from rmq_ray.errors import RemotingError, RmqError
-from rmq_ray.model.ids import MessageQueue
-from rmq_ray.remoting.wire.bodies import decode_locked_epochs, encode_lock
+from rmq_ray.model.groups import LockHolder
+from rmq_ray.model.ids import Address, MessageQueue
+from rmq_ray.remoting.wire.bodies import (
+    decode_lock_holders,
+    decode_locked_epochs,
+    encode_lock,
+)
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 
@@ -38,6 +44,9 @@ TIMEOUT_MS = 1_000
 LEAVE_WAIT_MS = 1_000
 
 log = logging.getLogger("rmq_ray.client.locks")
+
+Answer = tuple[dict[MessageQueue, int], dict[MessageQueue, LockHolder]]
+"""Queue -> epoch of what was granted, queue -> holder of what was not."""
 
 
 class QueueLeases:
@@ -50,9 +59,12 @@ class QueueLeases:
         self._lost = lost
         self._timers = Timers(parts.clock, f"rmq-locks-{parts.group}")
         self._gates: WeakValueDictionary[MessageQueue, threading.Lock] = WeakValueDictionary()
+        self._waiting: dict[MessageQueue, LockHolder] = {}
+        """Queues that somebody else holds, as last told."""
 
     def start(self) -> None:
         """Refresh from now on."""
+        self._parts.client.watch_losses(self._connection_lost)
         self._timers.every(
             "refresh",
             self._parts.config.lock_refresh_ms,
@@ -63,6 +75,7 @@ class QueueLeases:
 
     def stop(self) -> None:
         """No refresh begins after this."""
+        self._parts.client.unwatch_losses(self._connection_lost)
         self._timers.close()
 
     # --- taking and leaving (rebalance thread) ----------------------------------------------------
@@ -72,9 +85,11 @@ class QueueLeases:
         broker could not be asked.
         """
         leases = {}
+        held: dict[MessageQueue, LockHolder] = {}
         asked_ms = self._parts.clock.monotonic_ms()
         for broker_name, mine in _by_broker(queues).items():
-            granted = self._ask(broker_name, dict.fromkeys(mine, 0)) or {}
+            granted, holders = self._ask(broker_name, dict.fromkeys(mine, 0)) or ({}, {})
+            held.update(holders)
             for queue in mine:
                 if queue in granted:
                     leases[queue] = QueueLease(
@@ -83,7 +98,44 @@ class QueueLeases:
                         self._parts.config.lock_trusted_ms,
                         self._gate(queue),
                     )
+        self._note_waiting(queues, leases.keys(), held)
         return leases
+
+    def waiting(self) -> dict[MessageQueue, LockHolder]:
+        """Queues that this consumer waits for, and who holds them. Any thread."""
+        return dict(self._waiting)
+
+    def give_up(self, topic: str, queues: Collection[MessageQueue]) -> None:
+        """Of this topic only ``queues`` are waited for any more."""
+        gone = [q for q in self._waiting if q.topic == topic and q not in queues]
+        if gone:
+            self._waiting = {q: h for q, h in self._waiting.items() if q not in gone}
+
+    def _note_waiting(
+        self,
+        queues: Collection[MessageQueue],
+        granted: Collection[MessageQueue],
+        held: Mapping[MessageQueue, LockHolder],
+    ) -> None:
+        """One line when a wait begins, or is for somebody else, and one when it ends."""
+        before, now = self._waiting, dict(self._waiting)
+        for queue in queues:
+            known = before.get(queue)
+            if queue in granted:
+                if now.pop(queue, None) is not None:
+                    log.info("the lock of %s came from %s", queue, known and known.client_id)
+            elif (holder := held.get(queue)) is not None:
+                now[queue] = holder
+                if known is None or known.client_id != holder.client_id:
+                    log.info(
+                        "%s waits for the lock of consumer %s%s: %.0f s unless it is refreshed or "
+                        "given back",
+                        queue,
+                        holder.client_id,
+                        ", whose connection has closed" if holder.left else "",
+                        holder.ends_in_ms / 1000,
+                    )
+        self._waiting = now
 
     def leave(
         self, works: Collection[AssignedQueue], let_go: Callable[[AssignedQueue], None]
@@ -170,6 +222,24 @@ class QueueLeases:
         for mine in _by_broker(works).values():
             self._refresh([works[queue] for queue in mine])
 
+    def refresh_soon(self) -> None:
+        """Now, in the refreshing thread: a broker answers again."""
+        self._timers.after(0, self.refresh)
+
+    def _connection_lost(self, address: Address) -> None:
+        """The broker gives the locks away some seconds after it saw the same. A reader thread."""
+        now_ms = self._parts.clock.monotonic_ms()
+        lost = [
+            work.lease
+            for queue, work in self._parts.assigned.snapshot().items()
+            if work.lease is not None
+            and self._parts.client.broker_address(queue.broker_name) == address
+        ]
+        for lease in lost:
+            lease.connection_lost(now_ms)
+        if lost:
+            self.refresh_soon()
+
     def relock(self, work: AssignedQueue, delay_ms: float, then: Callable[[bool], None]) -> None:
         """Refresh one queue in ``delay_ms``; ``then(granted)``, in the refreshing thread."""
         self._timers.after(delay_ms, partial(self._relock, work, then))
@@ -181,9 +251,10 @@ class QueueLeases:
         """Queues of one broker; True when all were granted."""
         asked_ms = self._parts.clock.monotonic_ms()
         epochs = {work.queue: work.lease.epoch for work in works if work.lease is not None}
-        granted = self._ask(works[0].queue.broker_name, epochs)
-        if granted is None:
+        answer = self._ask(works[0].queue.broker_name, epochs)
+        if answer is None:
             return False
+        granted = answer[0]
         for work in works:
             if work.lease is None:
                 continue
@@ -200,20 +271,18 @@ class QueueLeases:
 
     # --- asking -----------------------------------------------------------------------------------
 
-    def _ask(
-        self, broker_name: str, epochs: Mapping[MessageQueue, int]
-    ) -> dict[MessageQueue, int] | None:
-        """LOCK_BATCH_MQ: queue -> epoch of what was granted, None when the master could not be
+    def _ask(self, broker_name: str, epochs: Mapping[MessageQueue, int]) -> Answer | None:
+        """LOCK_BATCH_MQ: what was granted and who holds the rest, None when the master could not be
         asked.
         """
         client = self._parts.client
         address = client.broker_address(broker_name)
         if not epochs or address is None:
             return None
-        body = encode_lock(self._parts.group, client.client_id, epochs.keys(), epochs.values())
+        asked = encode_lock(self._parts.group, client.client_id, epochs.keys(), epochs.values())
         try:
             answer = client.invoke(
-                address, Command(RequestCode.LOCK_BATCH_MQ, body=body), TIMEOUT_MS
+                address, Command(RequestCode.LOCK_BATCH_MQ, body=asked), TIMEOUT_MS
             )
             if answer.code != ResponseCode.SUCCESS:
                 log.info(
@@ -224,7 +293,8 @@ class QueueLeases:
                     answer.remark or "",
                 )
                 return None
-            return decode_locked_epochs(answer.body_bytes())
+            body = answer.body_bytes()
+            return decode_locked_epochs(body), decode_lock_holders(body)
         except RmqError as error:
             log.info("locks of %d queues not asked for at %s: %s", len(epochs), broker_name, error)
             return None
@@ -244,8 +314,8 @@ class OwnQueues(QueueLeases):
     def unlock(self, epochs: Mapping[MessageQueue, int]) -> None:
         """There is nothing to give back."""
 
-    def _ask(self, broker_name: str, epochs: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
-        return dict(epochs)
+    def _ask(self, broker_name: str, epochs: Mapping[MessageQueue, int]) -> Answer:
+        return dict(epochs), {}
 
 
 def _by_broker(queues: Iterable[MessageQueue]) -> dict[str, list[MessageQueue]]:

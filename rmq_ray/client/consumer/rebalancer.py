@@ -207,6 +207,8 @@ class Rebalancer:
             parts.config.pull_idle_ms,
             self._passive,
         )
+        if self._leases is not None:
+            self._leases.give_up(topic, steps.add)
         dropped = self._drop([held[queue] for queue in steps.drop])
         added = self._add(steps.add)
         if dropped or added or (steps.changed and self._leases is None):

@@ -33,7 +33,7 @@ RequestHandler = Callable[[Command, Address], Command | None]
 
 class BrokerLink:
     """See the module. ``look_up`` once before anything else. ``on_silent(address)``: requests wait
-    there and nothing comes; any thread.
+    there and nothing comes; ``on_lost(address)``: a connection broke; any thread.
     """
 
     def __init__(
@@ -43,12 +43,14 @@ class BrokerLink:
         clock: Clock,
         on_request: RequestHandler,
         on_silent: Callable[[Address], None] = lambda _address: None,
+        on_lost: Callable[[Address], None] = lambda _address: None,
     ) -> None:
         self._discovery = discovery
         self._limits = limits
         self._clock = clock
         self._on_request = on_request
         self._on_silent = on_silent
+        self._on_lost = on_lost
         self._cluster: ClusterAddress | None = None
         self._brokers: ConnectionPool | None = None
         self._name_servers: ConnectionPool | None = None
@@ -261,18 +263,18 @@ class BrokerLink:
             self._limits,
             self._clock,
             self._handle,
-            _lost,
+            self._lost,
             lambda connection: self._on_silent(connection.address),
         )
 
     def _handle(self, command: Command, connection: Connection) -> Command | None:
         return self._on_request(command, connection.address)
 
+    def _lost(self, connection: Connection, error: RemotingError) -> None:
+        log.info("%s", error)  # it names the connection
+        self._on_lost(connection.address)
+
     def _need(self, pool: ConnectionPool | None) -> ConnectionPool:
         if pool is None:
             raise ConnectFailed("the client is closed or was never started; nothing was sent")
         return pool
-
-
-def _lost(connection: Connection, error: RemotingError) -> None:
-    log.info("%s", error)  # it names the connection

@@ -156,7 +156,7 @@ class ClientInstance:
     ) -> None:
         self.client_id = client_id
         self.clock = clock
-        self.link = BrokerLink(discovery, limits, clock, self._on_request, self._silent)
+        self.link = BrokerLink(discovery, limits, clock, self._on_request, self._silent, self._lost)
         self.routes = RouteCache(self._fetch_route, self._route_changed, self.link.drop, clock)
         self.timers = Timers(clock, f"rmq-client-{client_id}")
         self._watch = RouteWatch(self.timers, clock, lambda topic: self.routes.refresh_all({topic}))
@@ -165,6 +165,7 @@ class ClientInstance:
             threading.RLock()
         )  # a signal handler that closes one of them may have interrupted the start of another
         self._heartbeat_lock = threading.Lock()
+        self._losses: tuple[Callable[[Address], None], ...] = ()
         self._conflict = ""
         self._producers: dict[str, ManagedProducer] = {}
         self._consumers: dict[str, ManagedConsumer] = {}
@@ -432,6 +433,18 @@ class ClientInstance:
         topic = self.routes.topic_of_copies(address)
         if topic is not None:
             self.timers.soon(f"silence of {address}", lambda: self.routes.refresh_all({topic}))
+
+    def watch_losses(self, lost: Callable[[Address], None]) -> None:
+        """``lost(address)`` whenever a connection to a server breaks; in its reader's thread."""
+        self._losses = (*self._losses, lost)
+
+    def unwatch_losses(self, lost: Callable[[Address], None]) -> None:
+        """No more of that."""
+        self._losses = tuple(known for known in self._losses if known != lost)
+
+    def _lost(self, address: Address) -> None:
+        for lost in self._losses:
+            lost(address)
 
     def _refresh_routes(self) -> None:
         topics: set[str] = set()

@@ -159,7 +159,9 @@ class PushConsumer(GroupConsumer[PushEngine]):
         return self._engine is not None and self._engine.rebalancer.balanced
 
     def assignment(self) -> list[MessageQueue]:
-        """The queues held now, those of the retry topic included."""
+        """The queues held now, those of the retry topic included. What is this consumer's share and
+        still locked by another one stands in ``stats()["waiting_for_locks"]``.
+        """
         return sorted(self._engine.parts.assigned.snapshot()) if self._engine is not None else []
 
     def subscribe(self, topic: str, expression: Expression = "*") -> None:

@@ -250,6 +250,11 @@ class PushEngine(ConsumerEngine):
         self.parts.assigned.remove(work)
         self.rebalance_now()
 
+    def _broker_back(self, broker_name: str) -> None:
+        super()._broker_back(broker_name)
+        if self.leases is not None:
+            self.leases.refresh_soon()
+
     # --- what the puller tells (PullEvents), and operators ----------------------------------------
 
     def submit(self, batches: Sequence[ReadyBatch]) -> None:
@@ -295,11 +300,15 @@ class PushEngine(ConsumerEngine):
     def stats(self) -> dict[str, Any]:
         """Messages: ``pulled, filtered, consumed_ok, consumed_failed, sent_back, in_flight``
         (pulled and not finished), ``lag`` (to the queues' ends as last told); ``held_back``: pulls
-        by threshold; ``queues``: one entry for each held queue.
+        by threshold; ``queues``: one entry for each held queue, of an ordered consumer with
+        ``lock_epoch`` and ``lock_trusted_ms``; ``waiting_for_locks``: an entry for each queue that
+        is this consumer's share and that another one still holds: ``holder``, ``ends_in_ms``,
+        ``left`` (its connection has closed).
         """
         assigned = self.parts.assigned
         works = assigned.snapshot()
         total = assigned.total()
+        now_ms = self.parts.clock.monotonic_ms()
         queues = [
             {
                 "topic": queue.topic,
@@ -311,9 +320,11 @@ class PushEngine(ConsumerEngine):
                 "max_offset": work.max_offset,
                 "lag": work.lag,
                 "in_flight": work.process.count,
+                **({} if work.lease is None else work.lease.status(now_ms)),
             }
             for queue, work in sorted(works.items())
         ]
+        waiting = {} if self.leases is None else self.leases.waiting()
         return {
             **total,
             "in_flight": sum(work.process.count for work in works.values()),
@@ -327,4 +338,15 @@ class PushEngine(ConsumerEngine):
                 pressure.value: count for pressure, count in self.parts.flow.held_back.items()
             },
             "queues": queues,
+            "waiting_for_locks": [
+                {
+                    "topic": queue.topic,
+                    "broker": queue.broker_name,
+                    "queue_id": queue.queue_id,
+                    "holder": holder.client_id,
+                    "ends_in_ms": holder.ends_in_ms,
+                    "left": holder.left,
+                }
+                for queue, holder in sorted(waiting.items())
+            ],
         }

@@ -30,6 +30,7 @@ from rmq_ray.model.groups import (
     ConsumerData,
     ConsumeType,
     Heartbeat,
+    LockHolder,
     MessageModel,
     Subscription,
 )
@@ -301,10 +302,37 @@ def decode_lock_epochs(body: Buffer) -> list[int] | None:
     return None if found is None else [int(epoch) for epoch in found]
 
 
-def encode_locked(queues: Iterable[MessageQueue], epochs: Iterable[int] | None = None) -> bytes:
-    """Answer to 41: the granted subset, to clients of ours with the epochs of these locks."""
+def encode_locked(
+    queues: Iterable[MessageQueue],
+    epochs: Iterable[int] | None = None,
+    holders: Mapping[MessageQueue, LockHolder] | None = None,
+) -> bytes:
+    """Answer to 41: the granted subset, to clients of ours with the epochs of these locks, and with
+    those who hold the others.
+    """
     found: dict[str, Any] = {"lockOKMQSet": [encode_queue(queue) for queue in queues]}
+    if holders:
+        found["rmqHolders"] = encode_lock_holders(holders)
     return write(found if epochs is None else found | {"rmqEpochs": list(epochs)})
+
+
+def encode_lock_holders(holders: Mapping[MessageQueue, LockHolder]) -> list[dict[str, Any]]:
+    """Who holds which queue, as JSON objects (ours)."""
+    return [
+        encode_queue(queue) | {"clientId": h.client_id, "endsInMs": h.ends_in_ms, "left": h.left}
+        for queue, h in holders.items()
+    ]
+
+
+@shaped
+def decode_lock_holders(body: Buffer) -> dict[MessageQueue, LockHolder]:
+    """Who holds which queue, from 41 and 203; nothing from brokers that do not tell."""
+    return {
+        decode_queue(item): LockHolder(
+            text_of(item, "clientId"), int(item["endsInMs"]), bool(item.get("left"))
+        )
+        for item in objects_of(parse(body), "rmqHolders")
+    }
 
 
 @shaped

@@ -15,13 +15,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from rmq_ray.model import fastjson
-from rmq_ray.model.groups import ConsumeFromWhere, ConsumeType, MessageModel, Subscription
+from rmq_ray.model.groups import (
+    ConsumeFromWhere,
+    ConsumeType,
+    LockHolder,
+    MessageModel,
+    Subscription,
+)
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.topics import DataVersion, GroupConfig
 from rmq_ray.remoting.wire.bodies import (
     BodyInvalid,
     decode_queue,
     decode_version,
+    encode_lock_holders,
     encode_queue,
     encode_subscription,
     encode_version,
@@ -335,11 +342,15 @@ def encode_consumer_connections(  # noqa: PLR0913 - the members of the JSON obje
     from_where: ConsumeFromWhere,
     subscriptions: Mapping[str, Subscription],
     conflicts: Mapping[str, Mapping[str, Sequence[str]]] | None = None,
+    locks: Mapping[MessageQueue, LockHolder] | None = None,
 ) -> bytes:
     """Answer to 203. ``conflicts``: ours, topic -> expression -> client ids where members disagree;
-    left out where they agree.
+    left out where they agree. ``locks``: ours, who holds which queue for ordered consumption; left
+    out where nobody does.
     """
-    told = {"subscriptionConflicts": conflicts} if conflicts else {}
+    told: dict[str, Any] = {"subscriptionConflicts": conflicts} if conflicts else {}
+    if locks:
+        told["rmqHolders"] = encode_lock_holders(locks)
     return write(
         told
         | {

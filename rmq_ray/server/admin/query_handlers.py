@@ -176,6 +176,7 @@ class QueryHandlers:
             group.from_where,
             group.subscriptions,
             group.conflicts(),
+            self._members.locks.of_group(name, self._clock.monotonic_ms()),
         )
         return command.answer(body=told)
 

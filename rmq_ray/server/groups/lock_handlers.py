@@ -13,9 +13,11 @@ replaced counts for nothing.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 from rmq_ray.clock import Clock
 from rmq_ray.errors import StoreError, StoreNotReady
+from rmq_ray.model.groups import LockHolder
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.queue_locks import HeldLock, QueueLocks
@@ -66,8 +68,21 @@ class LockHandlers:
             body=bodies.encode_locked(
                 [grant.queue for grant in granted],
                 None if epochs is None else [grant.epoch for grant in granted],
+                {} if epochs is None else self._holders(group, queues, client_id),
             )
         )
+
+    def _holders(
+        self, group: str, queues: Iterable[MessageQueue], client_id: str
+    ) -> dict[MessageQueue, LockHolder]:
+        """Whom those wait for who were not granted a queue."""
+        now_ms = self._clock.monotonic_ms()
+        found = {queue: self._locks.holding(group, queue, now_ms) for queue in queues}
+        return {
+            queue: holder
+            for queue, holder in found.items()
+            if holder is not None and holder.client_id != client_id
+        }
 
     def unlock(self, command: Command, peer: Peer) -> Command:
         """42. A lock whose end could not be written is free all the same: after a restart it runs

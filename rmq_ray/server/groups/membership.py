@@ -35,12 +35,18 @@ class Membership:
         self.consumers = ConsumerTable()
         self.producers = ProducerTable()
         self._channels: dict[str, Peer] = {}
+        self._connections: dict[str, set[Peer]] = {}
         self.locks = QueueLocks(lock_life_ms)
 
     def introduce(self, peer: Peer, client_id: str, group: str | None = None) -> None:
         """A heartbeat says who is at the other end, and in which consumer group."""
+        before = peer.attributes.get(CLIENT_ID)
+        if before is not None and before != client_id:
+            self._disconnect(peer, before)
         peer.attributes[CLIENT_ID] = client_id
         self._channels[client_id] = peer
+        self._connections.setdefault(client_id, set()).add(peer)
+        self.locks.returned(client_id)
         if group is not None:
             peer.attributes.setdefault(CONSUMER_GROUPS, set()).add(group)
 
@@ -49,10 +55,25 @@ class Membership:
         return self._channels.get(client_id)
 
     def forget(self, peer: Peer) -> None:
-        """The connection is gone."""
-        client_id = peer.attributes.get(CLIENT_ID, "")
+        """The connection is gone. A client that closed its last one has left, and its queue locks
+        end soon; what this broker closed, or the network lost, may still be somebody who works.
+        """
+        client_id = peer.attributes.get(CLIENT_ID)
+        if client_id is None:
+            return
         if self._channels.get(client_id) is peer:
             del self._channels[client_id]
+        if self._disconnect(peer, client_id) and peer.hung_up:
+            self.locks.left(client_id, self._clock.monotonic_ms())
+
+    def _disconnect(self, peer: Peer, client_id: str) -> bool:
+        """True when that was the client's last connection."""
+        connections = self._connections.get(client_id, set())
+        connections.discard(peer)
+        if connections:
+            return False
+        self._connections.pop(client_id, None)
+        return True
 
     def client_of(self, peer: Peer) -> Hashable:
         """The client id, or the connection where it never told one."""

@@ -109,10 +109,18 @@ class OrderlyRig(ConsumerRig):
         body: Any = command.body
         group, client_id, queues = bodies.decode_lock(body)
         epochs = dict(zip(queues, bodies.decode_lock_epochs(body) or (), strict=True))
-        granted = self.locks.lock(group, client_id, queues, self.clock.monotonic_ms(), epochs)
+        now_ms = self.clock.monotonic_ms()
+        granted = self.locks.lock(group, client_id, queues, now_ms, epochs)
+        holders = {queue: self.locks.holding(group, queue, now_ms) for queue in queues}
         return command.answer(
             body=bodies.encode_locked(
-                [grant.queue for grant in granted], [grant.epoch for grant in granted]
+                [grant.queue for grant in granted],
+                [grant.epoch for grant in granted],
+                {
+                    queue: holder
+                    for queue, holder in holders.items()
+                    if holder is not None and holder.client_id != client_id
+                },
             )
         )
 

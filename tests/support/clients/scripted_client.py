@@ -81,6 +81,7 @@ class ScriptedClient(ClientInstance):
         self.down: set[Address] = set()
         self.heartbeats = 0
         self.refreshed: list[str] = []
+        self._losses = ()
 
     def add_topic(
         self,

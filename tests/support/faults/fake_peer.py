@@ -17,7 +17,7 @@ class FakePeer:
     ) -> None:
         self.host, self.port = host, port
         self.trusted, self.may_suspend = trusted, may_suspend
-        self.closed = False
+        self.closed = self.hung_up = False
         self.close_reason = ""
         self.attributes: dict[str, Any] = {}
         self.sent: list[Any] = []

@@ -103,6 +103,7 @@ class SimPeer:
     def __init__(self, connection: SimConnection, host: str, port: int) -> None:
         self.host, self.port = host, port
         self.trusted = self.may_suspend = True
+        self.hung_up = False
         self.closed = False
         self.attributes: dict[str, Any] = {}
         self._connection = connection

@@ -33,6 +33,16 @@ class Fragment:
             else []
         )
 
+    def group_locks(self, group: str) -> list[dict[str, Any]]:
+        row = {"topic": "orders", "broker": "broker-a", "left": False}
+        return [
+            row | {"queue": 0, "holder": "c1@h", "ends_in_ms": 57_000},
+            row | {"queue": 1, "holder": "killed@h", "ends_in_ms": 4_000, "left": True},
+        ]
+
+    def group_conflicts(self, group: str) -> list[dict[str, Any]]:
+        return []
+
     def running_info(self, group: str, client_id: str) -> dict[str, Any]:
         return {"group": group, "client_id": client_id}
 
@@ -101,3 +111,21 @@ def test_a_client_is_one_line_for_each_group_with_all_its_brokers() -> None:
         ]
         == "c1@h"
     )
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_group_is_described_with_the_locks_of_its_queues() -> None:
+    lines = run("group", "describe", "billing").stdout.splitlines()
+    assert [line.split() for line in lines[4:]] == [
+        ["topic", "broker", "queue", "holder", "ends_in_ms", "left"],
+        ["orders", "broker-a", "0", "c1@h", "57000", "False"],
+        ["orders", "broker-a", "1", "killed@h", "4000", "True"],
+    ]
+    rows = json.loads(run("--format", "json", "group", "describe", "billing").stdout)
+    assert [(row["broker"], row["client_id"], row["address"]) for row in rows] == [
+        ("broker-b", "c1@h", "h:5"),
+        ("broker-a", "c1@h", "h:5"),
+        ("broker-a", "killed@h", None),
+    ]
+    assert [[lock["queue"] for lock in row["locks"]] for row in rows] == [[], [0], [1]]
+    assert rows[2]["locks"] == [{"topic": "orders", "queue": 1, "ends_in_ms": 4_000, "left": True}]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rmq_ray.model.groups import LockHolder
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.protocol import queue_locks
 from rmq_ray.protocol.queue_locks import Grant, HeldLock, QueueLocks
@@ -129,3 +130,64 @@ def test_the_table_has_a_limit_and_takes_no_names_without_end() -> None:
     many = [MessageQueue("t", "b", number) for number in range(queue_locks.LOCKS_MAX)]
     assert len(locks.lock("g", "one", many, 0)) == queue_locks.LOCKS_MAX
     assert locks.lock("g", "one", [A], 0) == [] and len(locks.lock("g", "one", many[:3], 1)) == 3
+
+
+# --- a client that leaves -------------------------------------------------------------------------
+
+
+def test_the_locks_of_a_client_whose_last_connection_was_closed_end_after_a_grace() -> None:
+    locks = QueueLocks()
+    first = epoch(locks.lock("g", "one", [A], 0, {}))
+    locks.left("one", 10_000)
+    assert locks.lock("g", "two", [A], 15_000, {}) == [] and locks.holder("g", A, 15_000) == "one"
+    (grant,) = locks.lock("g", "two", [A], 15_001, {})
+    assert grant.epoch > first and not locks.admits("g", A, first)
+    assert locks.lock("g", "one", [A], 15_002, {A: first}) == [], "it is refused when it returns"
+
+
+def test_a_client_that_comes_back_within_the_grace_keeps_its_locks() -> None:
+    locks = QueueLocks()
+    first = epoch(locks.lock("g", "one", [A, B], 0, {})[:1])
+    locks.left("one", 10_000)
+    locks.returned("one")
+    assert locks.lock("g", "two", [A], 16_000, {}) == []
+    locks.left("one", 20_000)
+    assert locks.lock("g", "one", [A], 24_999, {A: first}) == [Grant(A, first, False)]
+    assert locks.lock("g", "two", [A, B], 60_000, {}) == [], "a refresh is a sign of life"
+
+
+def test_what_nobody_took_meanwhile_is_still_the_returned_clients() -> None:
+    locks = QueueLocks()
+    first = epoch(locks.lock("g", "one", [A], 0, {}))
+    locks.left("one", 0)
+    assert locks.holder("g", A, 5_001) is None and locks.admits("g", A, first)
+    assert locks.lock("g", "one", [A], 9_000, {A: first}) == [Grant(A, first, False)]
+
+
+def test_clients_that_know_no_epochs_keep_their_sixty_seconds() -> None:
+    """RocketMQ's own: they trust a lock for 30 s whatever becomes of their connection."""
+    locks = QueueLocks()
+    locks.lock("g", "java", [A], 0)
+    locks.left("java", 0)
+    assert locks.lock("g", "two", [A], 60_000, {}) == []
+    assert queues(locks.lock("g", "two", [A], 60_001, {})) == [A]
+
+
+def test_leaving_never_makes_a_lock_longer_and_is_forgotten_with_it() -> None:
+    locks = QueueLocks(life_ms=2_000)
+    locks.lock("g", "one", [A], 0, {})
+    locks.left("one", 1_999)
+    assert queues(locks.lock("g", "two", [A], 2_001, {})) == [A]
+    locks.expire(4_000)
+    assert locks._left_ms == {}
+
+
+def test_who_holds_what_until_when_is_told() -> None:
+    locks = QueueLocks()
+    locks.lock("g", "one", [A], 0, {})
+    locks.lock("h", "two", [B], 0, {})
+    assert locks.holding("g", A, 3_000) == LockHolder("one", 57_000)
+    locks.left("one", 3_000)
+    assert locks.of_group("g", 4_000) == {A: LockHolder("one", 4_000, left=True)}
+    assert locks.holding("g", A, 8_001) is None and locks.of_group("g", 8_001) == {}
+    assert locks.holding("g", B, 0) is None

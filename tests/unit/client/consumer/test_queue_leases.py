@@ -4,20 +4,23 @@ gives one away.
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import Any
 
 import pytest
 
-from rmq_ray.client.consumer.assigned_queue import QueueLease
+from rmq_ray.client.consumer.assigned_queue import LOST_TRUSTED_MS, QueueLease
 from rmq_ray.config import BrokerConfig, ConsumerConfig, StoreConfig
+from rmq_ray.model.groups import LockHolder
 from rmq_ray.model.ids import MessageQueue
+from rmq_ray.protocol.queue_locks import LEFT_GRACE_MS
 from rmq_ray.remoting.wire import bodies
 from rmq_ray.remoting.wire.bodies import encode_consumer_ids
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from tests.support.clients.orderly_rig import OrderlyRig
-from tests.support.clients.scripted_client import ADDRESS
+from tests.support.clients.scripted_client import ADDRESS, SLAVE
 
 LOCK, UNLOCK = RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ
 IDS, QUERY, UPDATE = (
@@ -261,6 +264,82 @@ def test_a_queue_that_somebody_else_has_had_is_lost_and_the_others_stay() -> Non
         )
         == 3
     )
+
+
+# --- a lost connection ----------------------------------------------------------------------------
+
+
+def test_a_lock_whose_connection_is_lost_is_trusted_for_less_long_than_the_brokers_grace() -> None:
+    assert LOST_TRUSTED_MS < LEFT_GRACE_MS
+    lease = QueueLease(7, 1_000.0, 30_000.0, threading.Lock())
+    lease.connection_lost(2_000.0)
+    assert lease.is_held(5_000.0) and not lease.is_held(5_001.0)
+    assert lease.status(4_000.0) == {"lock_epoch": 7, "lock_trusted_ms": 1_000}
+    lease.refreshed(1_500.0)
+    assert not lease.is_held(5_001.0), "it was granted again before that"
+    lease.refreshed(4_000.0)
+    assert lease.is_held(34_000.0) and lease.status(4_000.0)["lock_trusted_ms"] == 30_000
+
+
+def test_a_lost_connection_makes_locks_of_its_broker_doubtful_until_they_are_refreshed() -> None:
+    rig = joined()
+    rig.balance.rebalance()
+    rig.client.watch_losses(rig.leases._connection_lost)
+    rig.clock.advance_ms(10_000)
+    before = len(rig.client.requests(LOCK))
+    rig.client._lost(SLAVE)
+    rig.leases._timers.run_due()
+    assert len(rig.client.requests(LOCK)) == before, "it holds no locks there"
+    rig.client.down.add(ADDRESS)
+    rig.client._lost(ADDRESS)
+    rig.leases._timers.run_due()
+    rig.clock.advance_ms(3_001)
+    works = list(rig.parts.assigned.snapshot().values())
+    leases = [work.lease for work in works if work.lease is not None]
+    assert len(leases) == 4
+    assert not any(lease.is_held(rig.clock.monotonic_ms()) for lease in leases)
+    rig.client.down.clear()
+    rig.leases.refresh_soon()
+    rig.leases._timers.run_due()
+    assert len(rig.client.requests(LOCK)) == before + 1
+    assert all(lease.is_held(rig.clock.monotonic_ms()) for lease in leases)
+
+
+# --- waiting --------------------------------------------------------------------------------------
+
+
+def test_a_wait_for_a_lock_is_told_once_with_its_holder_and_ends_with_the_lock(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "rmq_ray.client.locks")
+    rig = joined()
+    theirs, other = MessageQueue("orders", "broker-a", 2), "10.0.0.8@77"
+    rig.locks.lock("g", other, [theirs], rig.clock.monotonic_ms(), {})
+    rig.clock.advance_ms(4_000)
+    for _ in range(3):
+        rig.balance.rebalance()
+        rig.clock.advance_ms(500)
+    assert f"waits for the lock of consumer {other}: 56 s" in caplog.text
+    assert caplog.text.count("waits for") == 1
+    assert rig.leases.waiting() == {theirs: LockHolder(other, 55_000)}
+    rig.locks.left(other, rig.clock.monotonic_ms())
+    rig.balance.rebalance()
+    assert rig.leases.waiting() == {theirs: LockHolder(other, 5_000, left=True)}
+    rig.clock.advance_ms(5_001)
+    rig.balance.rebalance()
+    assert held(rig) == [0, 1, 2, 3] and rig.leases.waiting() == {}
+    assert caplog.text.count("waits for") == 1 and f"came from {other}" in caplog.text
+
+
+def test_a_queue_that_is_another_consumers_share_by_now_is_not_waited_for() -> None:
+    rig = joined()
+    theirs = MessageQueue("orders", "broker-a", 2)
+    rig.locks.lock("g", "zzz", [theirs], rig.clock.monotonic_ms(), {})
+    rig.balance.rebalance()
+    assert list(rig.leases.waiting()) == [theirs]
+    shared(rig)
+    rig.balance.rebalance()
+    assert rig.leases.waiting() == {}
 
 
 # --- leaving --------------------------------------------------------------------------------------

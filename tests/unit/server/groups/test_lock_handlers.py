@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rmq_ray.errors import StoreFull
+from rmq_ray.model.groups import LockHolder
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.pulling import PullSysFlag
 from rmq_ray.remoting.wire import bodies
@@ -280,3 +281,74 @@ def test_housekeeping_forgets_clients_that_are_gone_and_shortens_the_journal(
         ("c2", queue(2), kept)
     ] and highest == kept
     assert Path(bench.config.store.path, "rmq_ray", "queue_locks").read_bytes().count(b"\n") == 1
+
+
+# --- killed consumers -----------------------------------------------------------------------------
+
+
+def hang_up(bench: Bench, peer: FakePeer) -> None:
+    """As the system of a killed process does."""
+    peer.closed = peer.hung_up = True
+    bench.core.closed(peer)
+
+
+def test_the_queue_of_a_killed_consumer_is_free_five_seconds_later(bench: Bench) -> None:
+    killed, other = member(bench, "c1", 1), member(bench, "c2", 2)
+    bench.send(bodies_=[b"x"] * 9)
+    old = lock(bench, "c1")
+    hang_up(bench, killed)
+    bench.clock.advance_ms(5_000)
+    assert lock(bench, "c2") is None
+    bench.clock.advance_ms(1)
+    new = lock(bench, "c2")
+    assert new is not None and commit(bench, other, 5, new) == 0
+    assert commit(bench, killed, 9, old) == ResponseCode.SYSTEM_ERROR, "the epoch is over"
+    assert stored(bench) == 5
+
+
+def test_a_consumer_that_reconnects_or_has_another_connection_keeps_its_queues(
+    bench: Bench,
+) -> None:
+    first, second = member(bench, "c1", 1), member(bench, "c1", 2)
+    lock(bench, "c1")
+    hang_up(bench, first)
+    bench.clock.advance_ms(6_000)
+    assert lock(bench, "c2") is None, "one of two connections ended"
+    hang_up(bench, second)
+    bench.clock.advance_ms(4_000)
+    member(bench, "c1", 3)
+    bench.clock.advance_ms(10_000)
+    assert lock(bench, "c2") is None
+
+
+def test_a_connection_that_this_broker_closed_or_the_network_lost_leaves_the_sixty_seconds(
+    bench: Bench,
+) -> None:
+    silent = member(bench, "c1", 1)
+    lock(bench, "c1")
+    silent.closed = True
+    bench.core.closed(silent)
+    bench.clock.advance_ms(60_000)
+    assert lock(bench, "c2") is None
+    bench.clock.advance_ms(1)
+    assert lock(bench, "c2") is not None
+
+
+def test_who_waits_is_told_whom_for_and_so_is_an_administrator(bench: Bench) -> None:
+    killed = member(bench, "c1", 1)
+    member(bench, "c2", 2)
+    lock(bench, "c1")
+    bench.clock.advance_ms(3_000)
+
+    def told() -> dict[MessageQueue, LockHolder]:
+        body = bodies.encode_lock("billing", "c2", [queue(0), queue(1)], [0, 0])
+        return bodies.decode_lock_holders(bench.ask(Code.LOCK_BATCH_MQ, None, body).body)
+
+    assert told() == {queue(0): LockHolder("c1", 57_000)}
+    hang_up(bench, killed)
+    assert told() == {queue(0): LockHolder("c1", 5_000, left=True)}
+    answer = bench.ask(Code.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": "billing"})
+    assert bodies.decode_lock_holders(answer.body) == {
+        queue(0): LockHolder("c1", 5_000, left=True),
+        queue(1): LockHolder("c2", 60_000),
+    }
