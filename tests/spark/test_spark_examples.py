@@ -40,6 +40,20 @@ def test_ray_train_learns_each_row_once_though_a_worker_is_killed(
     assert {row["lag"] for row in mq.admin.group_lag("trainers")} == {0}
 
 
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("session")
+def test_a_topic_goes_through_spark_into_a_topic_each_row_once_though_the_driver_is_killed(
+    mq: rmq.Cluster,
+) -> None:
+    from examples import spark_round_trip
+
+    killed_at, found = spark_round_trip.main(mq.name)
+    assert 0 < killed_at < spark_round_trip.ROWS, "in the middle"
+    assert len(found) == spark_round_trip.ROWS
+    assert {row["lag"] for row in mq.admin.group_lag(spark_round_trip.GROUP)} == {0}
+    assert spark_round_trip.GROUP in mq.admin.groups()
+
+
 def test_a_span_of_time_is_replayed_into_a_table_and_a_topic(session: Any, mq: rmq.Cluster) -> None:
     from examples import replay
 
