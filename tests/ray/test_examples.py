@@ -5,6 +5,7 @@ test here that checks what it returns.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,23 @@ def test_every_account_is_booked_in_its_order(mq: rmq.Cluster) -> None:
     assert booked == {
         f"a-{account}": list(range(orderly.EVENTS)) for account in range(orderly.ACCOUNTS)
     }
+
+
+def test_order_of_every_account_survives_a_teller_that_joins_and_one_that_is_killed(
+    mq: rmq.Cluster,
+) -> None:
+    from examples import orderly_takeover
+
+    booked, rested_s = orderly_takeover.main(mq.name)
+    assert sorted(booked) == [f"a-{account}" for account in range(orderly_takeover.ACCOUNTS)]
+    for rows in booked.values():
+        numbers = [number for number, _ in rows]
+        assert list(dict.fromkeys(numbers)) == list(range(orderly_takeover.EVENTS))
+        assert all(after <= before + 1 for before, after in pairwise(numbers)), "nothing is skipped"
+        tellers = [teller for _, teller in rows]
+        assert tellers == sorted(tellers), "the first one never books behind the second one's back"
+    assert {teller for rows in booked.values() for _, teller in rows} == {"first", "second"}
+    assert rested_s < 50, "the locks of the killed one would have lived for 60 s"
 
 
 def test_readers_go_on_where_the_one_before_was_and_an_auditor_reads_again(
