@@ -22,6 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from rmq_ray.actors import gateway, names
+from rmq_ray.actors.clients import (
+    AsyncProducer,
+    Producer,
+    PullConsumer,
+    PushConsumer,
+    SimpleConsumer,
+    TransactionProducer,
+)
 from rmq_ray.actors.control import replica_status
 from rmq_ray.actors.control.controller import ClusterState, ControllerShell
 from rmq_ray.actors.control.plan import (
@@ -32,7 +40,7 @@ from rmq_ray.actors.control.plan import (
     plan_of,
 )
 from rmq_ray.actors.control.survey import Survey, survey
-from rmq_ray.actors.discovery import RayDiscovery
+from rmq_ray.actors.discovery import RayDiscovery, forget_cluster, meant_cluster, use_cluster
 from rmq_ray.client.admin.admin import Admin
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import DEFAULT_CLUSTER
@@ -67,6 +75,34 @@ class Cluster:
     def admin(self) -> Admin:
         """Administration over connections; one client instance, made at first use."""
         return Admin(self.discovery)
+
+    # --- its clients ------------------------------------------------------------------------------
+
+    def producer(self, group: str | None = None, **settings: Any) -> Producer:
+        """A ``Producer`` of this cluster, whatever others this process uses."""
+        return Producer(group, cluster=self.name, **settings)
+
+    def async_producer(self, group: str | None = None, **settings: Any) -> AsyncProducer:
+        """An ``AsyncProducer`` of this cluster."""
+        return AsyncProducer(group, cluster=self.name, **settings)
+
+    def transaction_producer(self, group: str, **settings: Any) -> TransactionProducer:
+        """A ``TransactionProducer`` of this cluster."""
+        return TransactionProducer(group, cluster=self.name, **settings)
+
+    def push_consumer(self, group: str, **settings: Any) -> PushConsumer:
+        """A ``PushConsumer`` of this cluster."""
+        return PushConsumer(group, cluster=self.name, **settings)
+
+    def pull_consumer(self, group: str, **settings: Any) -> PullConsumer:
+        """A ``PullConsumer`` of this cluster."""
+        return PullConsumer(group, cluster=self.name, **settings)
+
+    def simple_consumer(self, topic: str, group: str, **settings: Any) -> SimpleConsumer:
+        """A ``SimpleConsumer`` of this cluster."""
+        return SimpleConsumer(topic, group, cluster=self.name, **settings)
+
+    # --- the cluster itself -----------------------------------------------------------------------
 
     @property
     def addresses(self) -> dict[str, Any]:
@@ -187,6 +223,7 @@ class Cluster:
         """Stop all actors gracefully, stores cleanly closed. Data stay on disk; ``start`` with the
         same path finds them.
         """
+        forget_cluster(self.name)
         if "admin" in self.__dict__:
             self.admin.close()
             del self.__dict__["admin"]
@@ -236,14 +273,7 @@ class Cluster:
         return numbers
 
     def _controller(self) -> Any:
-        handle = gateway.find(names.controller(self.name))
-        if handle is None:
-            raise ClusterError(
-                f"no cluster {self.name!r} runs here: start it with "
-                f"rmq_ray.start({self.name!r}) or `rmq-ray up`",
-                self.name,
-            )
-        return handle
+        return gateway.controller(self.name)
 
 
 def start(  # noqa: PLR0913 - the settings of the outermost call
@@ -368,12 +398,17 @@ def start_from(
         Cluster(topology.cluster).start_stopped(timeout_s=timeout_s)
     _await_brokers(topology, handle, found, known_stores.read(topology), deadline)
     known_stores.remember(topology, _store_identities(topology, handle, found))
+    use_cluster(topology.cluster)
     return Cluster(topology.cluster)
 
 
-def connect(name: str = DEFAULT_CLUSTER) -> Cluster:
-    """Attach to a running cluster; ``ClusterError`` where none runs under this name."""
+def connect(name: str | None = None) -> Cluster:
+    """Attach to a running cluster; ``ClusterError`` that lists those that run where none runs under
+    this name. Calls of this process that name no cluster mean it from now on.
+    """
+    name = meant_cluster(name)
     gateway.cluster_address(name)
+    use_cluster(name)
     return Cluster(name)
 
 

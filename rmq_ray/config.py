@@ -24,6 +24,8 @@ GIB = 1 << 30
 DEDUPLICATION_FRAMES = 1_024
 DAY_MS = 86_400_000
 DEFAULT_CLUSTER = "default"
+CLUSTER_VARIABLE = "RMQ_CLUSTER"
+"""Of the environment: the cluster that calls and commands mean which name none."""
 
 
 def environment(name: str, default: str | None = None) -> str | None:

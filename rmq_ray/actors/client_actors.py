@@ -14,6 +14,7 @@ from typing import Any
 import ray
 
 from rmq_ray.actors.clients import Producer, PushConsumer
+from rmq_ray.actors.discovery import meant_cluster, use_cluster
 from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.errors import ClientError
 from rmq_ray.model.message import Message, SendResult
@@ -37,6 +38,7 @@ class ProducerShell:
     """
 
     def __init__(self, group: str = "DEFAULT_PRODUCER_RMQ_RAY", **settings: Any) -> None:
+        _use_cluster_of(settings)
         self._producer = Producer(group, **settings)
         self._producer.start()
 
@@ -100,6 +102,12 @@ class ProducerShell:
 ProducerActor = ray.remote(ProducerShell)
 
 
+def _use_cluster_of(settings: Mapping[str, Any]) -> None:
+    """Clients that a listener or a program in this actor makes mean the actor's own cluster."""
+    if settings.get("name_servers") is None:
+        use_cluster(meant_cluster(settings.get("cluster")))
+
+
 class ConsumerShell:
     """A push consumer in an actor; actors of one group share the queues.
 
@@ -132,6 +140,7 @@ class ConsumerShell:
         listener_args: Sequence[Any] = (),
         **settings: Any,
     ) -> None:
+        _use_cluster_of(settings)
         self._listener = listener(*listener_args) if isinstance(listener, type) else listener
         if not callable(self._listener):
             raise ClientError(

@@ -1,7 +1,8 @@
 """The client classes as users call them: those of ``client`` with a cluster's name in place of a
 discovery object.
 
-``cluster`` names a cluster of this Ray cluster; ``name_servers`` (``"host:port;host:port"`` or a
+``cluster`` names a cluster of this Ray cluster (None: ``actors.discovery`` tells which one is
+meant); ``name_servers`` (``"host:port;host:port"`` or a
 list) with ``secret`` reaches one without Ray. Everything else is the client's: settings are those
 of ``ProducerConfig`` and ``ConsumerConfig``.
 """
@@ -18,14 +19,14 @@ from rmq_ray.client.producer import async_producer, producer, transaction_produc
 from rmq_ray.client.pull import pull_consumer
 from rmq_ray.client.push import push_consumer
 from rmq_ray.client.transaction.transaction_listener import TransactionListener
-from rmq_ray.config import DEFAULT_CLUSTER
 
 
 class Producer(producer.Producer):
     """Sends messages of one producer group; thread-safe; pickles as its settings and connects anew
     elsewhere; a context manager.
 
-    ``group``: None = one that all such producers share. ``cluster``: one of this Ray cluster;
+    ``group``: None = one that all such producers share. ``cluster``: one of this Ray cluster, None
+    = the one that this process started or connected to (else ``RMQ_CLUSTER``, else "default");
     ``name_servers`` ("host:port;host:port", or a list) with ``secret`` reaches one without Ray.
     ``settings``: fields of ``ProducerConfig``, or ``config=``; ``client_id=``: equal ids share
     connections; ``hooks=``, ``checks=``: see each send. Times given to calls are seconds. Raises
@@ -36,7 +37,7 @@ class Producer(producer.Producer):
         self,
         group: str | None = None,
         *,
-        cluster: str = DEFAULT_CLUSTER,
+        cluster: str | None = None,
         name_servers: Sequence[str] | str | None = None,
         secret: bytes = b"",
         **settings: Any,
@@ -54,7 +55,7 @@ class TransactionProducer(transaction_producer.TransactionProducer):
         group: str,
         *,
         listener: TransactionListener,
-        cluster: str = DEFAULT_CLUSTER,
+        cluster: str | None = None,
         name_servers: Sequence[str] | str | None = None,
         secret: bytes = b"",
         **settings: Any,
@@ -79,7 +80,7 @@ class AsyncProducer(async_producer.AsyncProducer):
         self,
         group: str | None = None,
         *,
-        cluster: str = DEFAULT_CLUSTER,
+        cluster: str | None = None,
         name_servers: Sequence[str] | str | None = None,
         secret: bytes = b"",
         **settings: Any,
@@ -104,7 +105,7 @@ class PushConsumer(push_consumer.PushConsumer):
         *,
         listener: Listener,
         subscriptions: Mapping[str, Any],
-        cluster: str = DEFAULT_CLUSTER,
+        cluster: str | None = None,
         name_servers: Sequence[str] | str | None = None,
         secret: bytes = b"",
         **settings: Any,
@@ -132,7 +133,7 @@ class PullConsumer(pull_consumer.PullConsumer):
         self,
         group: str,
         *,
-        cluster: str = DEFAULT_CLUSTER,
+        cluster: str | None = None,
         name_servers: Sequence[str] | str | None = None,
         secret: bytes = b"",
         **settings: Any,
@@ -156,7 +157,7 @@ class SimpleConsumer(simple_consumer.SimpleConsumer):
         topic: str,
         group: str,
         *,
-        cluster: str = DEFAULT_CLUSTER,
+        cluster: str | None = None,
         name_servers: Sequence[str] | str | None = None,
         secret: bytes = b"",
         **settings: Any,

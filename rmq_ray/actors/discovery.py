@@ -1,5 +1,12 @@
 """Where clients learn their name servers: through the controller actor, or from addresses that are
-known.
+known; and which cluster is meant where a call names none.
+
+    named in the call ─> that one
+    this process started or connected to one ─> that one
+    to several ─> the one that RMQ_CLUSTER names, else an error that lists them
+    to none ─> the one that RMQ_CLUSTER names, else "default"
+
+A process that a client actor of ours runs in uses that client's cluster.
 """
 
 from __future__ import annotations
@@ -7,17 +14,62 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rmq_ray.actors import gateway, names
-from rmq_ray.config import DEFAULT_CLUSTER
+from rmq_ray.config import CLUSTER_VARIABLE, DEFAULT_CLUSTER, environment
 from rmq_ray.errors import ConfigError
 from rmq_ray.model.ids import Address
 from rmq_ray.ports import ClusterAddress
 
+_used: dict[str, str] = {}
+"""Clusters that this process started or connected to, and did not stop -> by which connection to
+Ray.
+"""
+
+
+def use_cluster(cluster: str) -> None:
+    """This process uses it from now on: calls that name none may mean it."""
+    _used[cluster] = gateway.session()
+
+
+def forget_cluster(cluster: str) -> None:
+    """It was stopped."""
+    _used.pop(cluster, None)
+
+
+def meant_cluster(cluster: str | None) -> str:
+    """The cluster of a call that names this one, or none. ``ConfigError`` where it could be any of
+    several, or the name does not fit.
+    """
+    if cluster is None:
+        session = gateway.session()
+        used = [name for name, by in _used.items() if by == session]
+        cluster = choose_cluster(used, environment(CLUSTER_VARIABLE))
+    return names.check_cluster_name(cluster)
+
+
+def choose_cluster(used: Sequence[str], named: str | None) -> str:
+    """Of a process that uses these and has ``named`` in its environment; see the module.
+
+    >>> choose_cluster(["orders"], None), choose_cluster([], None), choose_cluster([], "orders")
+    ('orders', 'default', 'orders')
+    """
+    if len(used) == 1:
+        return used[0]
+    if len(used) > 1 and named not in used:
+        raise ConfigError(
+            f"this process uses the clusters {', '.join(sorted(used))}: say which one is meant, "
+            f"cluster={sorted(used)[0]!r}, or call it on the handle that start or connect returned",
+            tuple(sorted(used)),
+        )
+    return named or DEFAULT_CLUSTER
+
 
 class RayDiscovery:
-    """Finds a cluster through its controller actor; pickles as the cluster's name only."""
+    """Finds a cluster through its controller actor; pickles as the cluster's name only. None: the
+    one that this process means.
+    """
 
-    def __init__(self, cluster: str = DEFAULT_CLUSTER) -> None:
-        self.cluster = names.check_cluster_name(cluster)
+    def __init__(self, cluster: str | None = None) -> None:
+        self.cluster = meant_cluster(cluster)
 
     def lookup(self) -> ClusterAddress:
         """``ClusterError`` where the cluster does not run or Ray is not initialised."""
@@ -66,11 +118,11 @@ class StaticDiscovery:
 
 
 def discovery_for(
-    cluster: str, name_servers: Sequence[str] | str | None, secret: bytes
+    cluster: str | None, name_servers: Sequence[str] | str | None, secret: bytes
 ) -> RayDiscovery | StaticDiscovery:
     """Static where addresses are given, else through Ray."""
     return (
         RayDiscovery(cluster)
         if name_servers is None
-        else StaticDiscovery(name_servers, secret, cluster)
+        else StaticDiscovery(name_servers, secret, cluster or DEFAULT_CLUSTER)
     )

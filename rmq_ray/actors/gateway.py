@@ -402,7 +402,7 @@ def cluster_address(cluster: str) -> ClusterAddress:
     """
     if cluster in _addresses and _is_inherited():
         return _addresses[cluster]
-    address = call(_controller(cluster), "connection", timeout_s=FOUND_TIMEOUT_S)
+    address = call(controller(cluster), "connection", timeout_s=FOUND_TIMEOUT_S)
     assert isinstance(address, ClusterAddress)
     _addresses[cluster] = address
     return address
@@ -414,7 +414,7 @@ def broker_names(cluster: str) -> tuple[str, ...]:
     """
     return tuple(
         broker.broker_name
-        for broker in call(_controller(cluster), "plan", timeout_s=FOUND_TIMEOUT_S).brokers
+        for broker in call(controller(cluster), "plan", timeout_s=FOUND_TIMEOUT_S).brokers
     )
 
 
@@ -434,6 +434,11 @@ def gcs_address() -> str:
     """``host:port`` of the Ray cluster that this process has joined."""
     require_ray()
     return str(ray.get_runtime_context().gcs_address)
+
+
+def session() -> str:
+    """What tells this process's connection to Ray from an earlier one; empty without any."""
+    return _worker_id() if ray.is_initialized() else ""
 
 
 def leave_ray() -> None:
@@ -524,12 +529,13 @@ def node_address() -> str:
     return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
 
-def _controller(cluster: str) -> Any:
+def controller(cluster: str) -> Any:
+    """The controller of a cluster that runs; ``ClusterError`` that lists those that do."""
     handle = find(names.controller(cluster))
     if handle is None:
         raise ClusterError(
-            f"no cluster {cluster!r} runs here: start it with rmq_ray.start({cluster!r}) or "
-            f"`rmq-ray up`",
+            f"no cluster {cluster!r} runs here (here run: {', '.join(clusters()) or 'none'}): name "
+            f"another one, or start it with rmq_ray.start({cluster!r}) or `rmq-ray up`",
             cluster,
         )
     return handle

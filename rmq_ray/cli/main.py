@@ -28,7 +28,7 @@ from rmq_ray.cli import (
 )
 from rmq_ray.cli.context import Options, pass_options, told
 from rmq_ray.cli.output import FORMATS
-from rmq_ray.config import DEFAULT_CLUSTER
+from rmq_ray.config import CLUSTER_VARIABLE, DEFAULT_CLUSTER
 
 WITH_VALUE = ("--address", "--cluster", "--format", "--timeout")
 WITHOUT_VALUE = ("-y", "--yes")
@@ -79,7 +79,11 @@ def hoisted(arguments: Sequence[str]) -> list[str]:
     help="Ray cluster to join; auto = the one on this machine.",
 )
 @click.option(
-    "--cluster", default=DEFAULT_CLUSTER, show_default=True, help="Name of the message cluster."
+    "--cluster",
+    default=DEFAULT_CLUSTER,
+    show_default=True,
+    envvar=CLUSTER_VARIABLE,
+    help="Name of the message cluster; the environment's RMQ_CLUSTER, where that is set.",
 )
 @click.option(
     "--format",

@@ -22,7 +22,6 @@ from rmq_ray.actors.gateway import require_ray
 from rmq_ray.client.scan.bulk_arguments import checked_columns, topic_or_pattern
 from rmq_ray.client.scan.scan_plan import ScanOptions, ScanPlan, open_reader, plan_scan
 from rmq_ray.codec.arrow_reader import Rows
-from rmq_ray.config import DEFAULT_CLUSTER
 from rmq_ray.errors import ClientError
 from rmq_ray.model.arrow import SCHEMA
 from rmq_ray.ports import Split
@@ -45,7 +44,7 @@ def read_topic(  # noqa: PLR0913 - the settings of the outermost call
     tags: Any = None,
     key: str | None = None,
     fail_on_data_loss: bool = True,
-    cluster: str = DEFAULT_CLUSTER,
+    cluster: str | None = None,
     name_servers: Sequence[str] | str | None = None,
     secret: bytes = b"",
     splits: int | None = None,

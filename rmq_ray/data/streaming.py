@@ -21,7 +21,6 @@ from typing import Any, Self
 from rmq_ray.actors.clients import PullConsumer
 from rmq_ray.client.scan.bulk_arguments import checked_columns
 from rmq_ray.clock import SYSTEM_CLOCK
-from rmq_ray.config import DEFAULT_CLUSTER
 from rmq_ray.errors import ClientError, CommitFailed
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.protocol.scan.scan_positions import normal, offsets_json
@@ -48,7 +47,7 @@ def iter_batches(  # noqa: PLR0913 - the settings of the outermost call
     commit: str = "next",
     after: After | Sequence[After] | None = None,
     shard: tuple[int, int] | None = None,
-    cluster: str = DEFAULT_CLUSTER,
+    cluster: str | None = None,
     name_servers: Sequence[str] | str | None = None,
     secret: bytes = b"",
     **settings: Any,

@@ -25,7 +25,6 @@ from rmq_ray.actors.discovery import discovery_for
 from rmq_ray.client.scan.bulk_arguments import frame_timeout_ms
 from rmq_ray.client.scan.partition_sink import Target, send_partition, write_queues
 from rmq_ray.client.sending.arrow_columns import Columns
-from rmq_ray.config import DEFAULT_CLUSTER
 from rmq_ray.errors import ClientError
 from rmq_ray.protocol.validators import check_bulk_topic
 
@@ -42,7 +41,7 @@ def write_topic(  # noqa: PLR0913 - the settings of the outermost call
     properties: str | Sequence[str] = (),
     once: str | None = None,
     timeout: float = 30.0,
-    cluster: str = DEFAULT_CLUSTER,
+    cluster: str | None = None,
     name_servers: Sequence[str] | str | None = None,
     secret: bytes = b"",
     concurrency: int | None = None,

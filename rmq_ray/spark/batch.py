@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from rmq_ray.actors.discovery import discovery_for
 from rmq_ray.client.scan.topic_state import TopicState
-from rmq_ray.config import DEFAULT_CLUSTER
 from rmq_ray.errors import GroupInUse
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.protocol.scan.stream_offsets import StreamPosition
@@ -58,7 +57,7 @@ def batch(  # noqa: PLR0913 - the settings of the outermost call
     key: str | None = None,
     kafka_compat: bool = False,
     fail_on_data_loss: bool = True,
-    cluster: str = DEFAULT_CLUSTER,
+    cluster: str | None = None,
     name_servers: Sequence[str] | str | None = None,
     secret: bytes = b"",
     splits: int | None = None,

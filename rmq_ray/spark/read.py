@@ -19,7 +19,6 @@ from rmq_ray.actors.discovery import discovery_for
 from rmq_ray.client.scan.bulk_arguments import checked_columns, topic_or_pattern
 from rmq_ray.client.scan.scan_plan import ScanOptions, ScanPlan, plan_scan
 from rmq_ray.codec.arrow_reader import KAFKA_NEEDS, Rows
-from rmq_ray.config import DEFAULT_CLUSTER
 from rmq_ray.errors import SparkError
 from rmq_ray.protocol.filters.filter_tag import tags_of_rows
 from rmq_ray.protocol.scan.scan_positions import Where
@@ -73,7 +72,7 @@ def read_topic(  # noqa: PLR0913 - the settings of the outermost call
     key: str | None = None,
     kafka_compat: bool = False,
     fail_on_data_loss: bool = True,
-    cluster: str = DEFAULT_CLUSTER,
+    cluster: str | None = None,
     name_servers: Sequence[str] | str | None = None,
     secret: bytes = b"",
     splits: int | None = None,

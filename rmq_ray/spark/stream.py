@@ -19,10 +19,14 @@ from collections.abc import Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from rmq_ray.actors.discovery import RayDiscovery, StaticDiscovery, discovery_for
+from rmq_ray.actors.discovery import (
+    RayDiscovery,
+    StaticDiscovery,
+    discovery_for,
+    meant_cluster,
+)
 from rmq_ray.client.scan.partition_sink import write_queues
 from rmq_ray.client.sending.arrow_columns import Columns
-from rmq_ray.config import DEFAULT_CLUSTER
 from rmq_ray.errors import SparkError
 from rmq_ray.protocol.scan.scan_positions import Where
 from rmq_ray.protocol.validators import check_bulk_topic, check_group
@@ -115,7 +119,7 @@ def read_stream(  # noqa: PLR0913 - the settings of the outermost call
     kafka_compat: bool = False,
     max_rows_per_trigger: int | None = None,
     fail_on_data_loss: bool = True,
-    cluster: str = DEFAULT_CLUSTER,
+    cluster: str | None = None,
     name_servers: Sequence[str] | str | None = None,
     secret: bytes = b"",
     splits: int | None = None,
@@ -166,7 +170,7 @@ def write_stream_topic(  # noqa: PLR0913 - the settings of the outermost call
     query_name: str | None = None,
     partitions: int = PARTITIONS_ONCE,
     timeout: float = 30.0,
-    cluster: str = DEFAULT_CLUSTER,
+    cluster: str | None = None,
     name_servers: Sequence[str] | str | None = None,
     secret: bytes = b"",
 ) -> StreamingQuery:
@@ -186,7 +190,9 @@ def write_stream_topic(  # noqa: PLR0913 - the settings of the outermost call
     names = properties if isinstance(properties, str) else tuple(properties)
     check_schema(df, Columns(body, key, tag, names))
     Trigger(trigger_seconds, available_now)
-    discovery = discovery_for(cluster, name_servers, secret)
+    # batches are written later, when this process may use other clusters as well
+    meant = meant_cluster(cluster) if name_servers is None else cluster
+    discovery = discovery_for(meant, name_servers, secret)
     write_queues(discovery, topic, discovery.broker_names())  # it exists
     query_id: list[str] = []
     started = threading.Event()
@@ -203,7 +209,7 @@ def write_stream_topic(  # noqa: PLR0913 - the settings of the outermost call
             properties=names,
             once=Once(f"{query_id[0]}/{number}", partitions),
             timeout=timeout,
-            cluster=cluster,
+            cluster=meant,
             name_servers=name_servers,
             secret=secret,
         )

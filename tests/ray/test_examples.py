@@ -181,3 +181,13 @@ def test_readings_survive_the_death_of_a_master_and_a_hand_over(
         and set(found["handed_over"]) == {0, 1}
         and found["epochs"][1] >= found["epochs"][0] + 2
     )
+
+
+def test_two_clusters_have_their_own_topics_and_a_call_says_which_one_it_means(
+    tmp_path: Path,
+) -> None:
+    from examples import two_clusters
+
+    found = two_clusters.main(tmp_path)
+    assert found["market"] == [b"apples", b"pears"] and found["museum"] == [b"a coin", b"a vase"]
+    assert "uses the clusters market, museum: say which one is meant" in found["told"][0]

@@ -20,10 +20,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rmq_ray.actors import gateway, names
+from rmq_ray.actors.discovery import meant_cluster
 from rmq_ray.actors.workers.fleet import FleetShell, FleetSpec, Workers
 from rmq_ray.client.consumer.consumer_options import push_settings
 from rmq_ray.client.consumer.subscriptions import check_subscriptions
-from rmq_ray.config import DEFAULT_CLUSTER
 from rmq_ray.errors import ClusterError, ConfigError
 from rmq_ray.protocol.actor_resources import ActorResources
 from rmq_ray.protocol.autoscale import Autoscale, check_actors
@@ -101,7 +101,7 @@ class ConsumerApp:
         self,
         num_actors: int = 1,
         *,
-        cluster: str = DEFAULT_CLUSTER,
+        cluster: str | None = None,
         num_cpus: float = 1,
         num_gpus: float = 0,
         resources: Mapping[str, float] | None = None,
@@ -126,6 +126,7 @@ class ConsumerApp:
         check_actors(num_actors)
         scale = None if autoscale is None else Autoscale.of(autoscale)
         self._check(args, scale)
+        cluster = meant_cluster(cluster)
         gateway.cluster_address(cluster)  # typed error where it does not run
         kind = AsyncOneByOne if _is_async(self.handler) else OneByOne
         options = {
@@ -209,8 +210,9 @@ def consumer(
     return decorate
 
 
-def workers(name: str, cluster: str = DEFAULT_CLUSTER) -> Workers:
+def workers(name: str, cluster: str | None = None) -> Workers:
     """The group that was deployed under ``name``; ``ClusterError`` where there is none."""
+    cluster = meant_cluster(cluster)
     handle = gateway.find(names.fleet(cluster, name))
     if handle is None:
         raise ClusterError(

@@ -7,8 +7,16 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.actors import names
-from rmq_ray.actors.discovery import RayDiscovery, StaticDiscovery, discovery_for
+from rmq_ray.actors import discovery, names
+from rmq_ray.actors.clients import Producer
+from rmq_ray.actors.discovery import (
+    RayDiscovery,
+    StaticDiscovery,
+    choose_cluster,
+    discovery_for,
+    forget_cluster,
+    use_cluster,
+)
 from rmq_ray.cluster import Cluster
 from rmq_ray.errors import ClusterError, ConfigError
 
@@ -47,7 +55,7 @@ def test_names_that_would_not_fit_are_refused_everywhere(name: str) -> None:
             make(name)
 
 
-@pytest.mark.parametrize("given", [None, 5, b"default", Cluster("default")])
+@pytest.mark.parametrize("given", [5, b"default", Cluster("default")])
 def test_a_cluster_is_given_by_its_name(given: Any) -> None:
     with pytest.raises(ConfigError, match="a cluster's name"):
         discovery_for(given, None, b"")
@@ -92,3 +100,85 @@ def test_addresses_win_over_the_cluster_name_and_both_travel() -> None:
 def test_without_ray_the_remedy_is_named() -> None:
     with pytest.raises(ClusterError, match=r"ray.init\(\).*name_servers"):
         RayDiscovery("default").lookup()
+
+
+# --- which cluster is meant ---
+
+
+@pytest.fixture
+def used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is used yet, and the environment names no cluster."""
+    monkeypatch.setattr(discovery, "_used", {})
+    monkeypatch.delenv("RMQ_CLUSTER", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("clusters", "named", "meant"),
+    [
+        ([], None, "default"),
+        ([], "orders", "orders"),
+        (["nb"], None, "nb"),
+        (["nb"], "orders", "nb"),
+        (["nb", "orders"], "orders", "orders"),
+    ],
+)
+def test_the_cluster_that_is_meant_is_the_one_in_use_or_that_of_the_environment(
+    clusters: list[str], named: str | None, meant: str
+) -> None:
+    assert choose_cluster(clusters, named) == meant
+
+
+@pytest.mark.parametrize("named", [None, "elsewhere"])
+def test_of_several_clusters_one_must_be_named(named: str | None) -> None:
+    with pytest.raises(ConfigError, match="uses the clusters nb, orders: say .*cluster='nb'"):
+        choose_cluster(["orders", "nb"], named)
+
+
+@pytest.mark.usefixtures("used")
+def test_clients_and_discoveries_mean_the_cluster_in_use_until_it_is_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert RayDiscovery().cluster == "default"
+    use_cluster("nb")
+    assert RayDiscovery().cluster == "nb" and RayDiscovery("default").cluster == "default"
+    meant = Producer("web")
+    assert pickle.loads(pickle.dumps(meant))._discovery.cluster == "nb", "the name travels"
+    use_cluster("orders")
+    with pytest.raises(ConfigError, match="uses the clusters nb, orders"):
+        Producer("web")
+    assert Cluster("orders").producer("web")._discovery.cluster == "orders"
+    forget_cluster("nb")
+    forget_cluster("nb")
+    assert RayDiscovery().cluster == "orders"
+    monkeypatch.setattr(discovery.gateway, "session", lambda: "another ray.init")
+    assert RayDiscovery().cluster == "default", "that was another Ray cluster"
+
+
+@pytest.mark.usefixtures("used")
+def test_the_environment_names_the_cluster_of_tasks_and_commands(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RMQ_CLUSTER", "nb")
+    assert RayDiscovery().cluster == "nb"
+    monkeypatch.setenv("RMQ_CLUSTER", "n/b")
+    with pytest.raises(ConfigError, match="cluster name 'n/b'"):
+        RayDiscovery()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda mq: mq.producer("g"),
+        lambda mq: mq.async_producer("g"),
+        lambda mq: mq.push_consumer("g", listener=lambda *_: None, subscriptions={"t": "*"}),
+        lambda mq: mq.pull_consumer("g"),
+        lambda mq: mq.simple_consumer("t", "g"),
+    ],
+    ids=["producer", "async producer", "push", "pull", "simple"],
+)
+def test_clients_of_a_handle_are_bound_to_its_cluster(make: Any) -> None:
+    use_cluster("other")
+    try:
+        assert make(Cluster("nb"))._discovery.cluster == "nb"
+    finally:
+        forget_cluster("other")
