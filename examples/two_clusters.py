@@ -39,6 +39,7 @@ def main(store: Path, market_name: str = "market", museum_name: str = "museum") 
     with rmq.Producer("stalls") as producer:  # there is one cluster: it is meant
         producer.send("sales", b"apples")
     museum = rmq.start(museum_name, store_path=store / "museum", store_settings=SMALL)
+    running = [market, museum]
     try:
         try:
             rmq.Producer("stalls")
@@ -48,14 +49,15 @@ def main(store: Path, market_name: str = "market", museum_name: str = "museum") 
         with museum.producer("donors") as producer:
             producer.send("gifts", b"a vase")
         ray.get([sell.remote(market.producer("stalls"), b"pears"), give.remote(b"a coin")])
-        return {
-            market.name: _bodies(market, "sales"),
-            museum.name: _bodies(museum, "gifts"),
-            "told": [told],
-        }
+        sales = _bodies(market, "sales")
+        running.pop(0).stop()  # one is left, and meant again: by actors made from here, too
+        donor = rmq.ProducerActor.options(num_cpus=0).remote("donors")
+        ray.get(donor.send.remote("gifts", b"a bust"))
+        ray.get(donor.close.remote())
+        return {market.name: sales, museum.name: _bodies(museum, "gifts"), "told": [told]}
     finally:
-        market.stop()
-        museum.stop()
+        for mq in running:
+            mq.stop()
 
 
 def _bodies(mq: rmq.Cluster, topic: str) -> list[bytes]:

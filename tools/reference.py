@@ -23,6 +23,7 @@ from typing import Any, is_typeddict
 
 import rmq_ray
 from rmq_ray import config, data, spark
+from rmq_ray.actors.client_actors import ClientActorClass
 from rmq_ray.client.admin.admin import Admin
 from rmq_ray.client.consumer.consumer_options import PullOptions, PushOptions
 from rmq_ray.config import FailoverConfig
@@ -130,6 +131,8 @@ def _subject(value: Any) -> Any:
     """The function or class; of a Ray actor class the class that was made remote; of a member of an
     enumeration its class.
     """
+    if isinstance(value, ClientActorClass):
+        return value.shell
     if inspect.isfunction(value) or isinstance(value, type):
         return value
     ours = [cls for cls in type(value).__mro__ if cls.__module__.startswith("rmq_ray")]

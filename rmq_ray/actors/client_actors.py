@@ -22,6 +22,32 @@ from rmq_ray.model.message import Message, SendResult
 SHUTDOWN_TIMEOUT_MS = 10_000
 
 
+class ClientActorClass:
+    """What ``ray.remote`` makes of a class of clients, but that an actor belongs to the cluster
+    that is meant where ``remote`` is called, not to the one that its own process would mean.
+    """
+
+    def __init__(self, shell: type, actor: Any = None) -> None:
+        self.shell = shell
+        """The class of which actors are made."""
+        self._actor = ray.remote(shell) if actor is None else actor
+
+    def options(self, **options: Any) -> ClientActorClass:
+        """With Ray's options of an actor."""
+        return ClientActorClass(self.shell, self._actor.options(**options))
+
+    def remote(self, *arguments: Any, **settings: Any) -> Any:
+        """Create the actor; its handle. ``ConfigError`` where the cluster must be named."""
+        if settings.get("name_servers") is None:
+            settings["cluster"] = meant_cluster(settings.get("cluster"))
+        return self._actor.remote(*arguments, **settings)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_actor":  # of an object that is being unpickled
+            raise AttributeError(name)
+        return getattr(self._actor, name)
+
+
 class ProducerShell:
     """A producer in an actor: sends off the caller's process, or from many nodes.
 
@@ -99,7 +125,7 @@ class ProducerShell:
         self._producer.close()
 
 
-ProducerActor = ray.remote(ProducerShell)
+ProducerActor = ClientActorClass(ProducerShell)
 
 
 def _use_cluster_of(settings: Mapping[str, Any]) -> None:
@@ -186,4 +212,4 @@ class ConsumerShell:
         self._consumer.stop(SHUTDOWN_TIMEOUT_MS)
 
 
-ConsumerActor = ray.remote(ConsumerShell)
+ConsumerActor = ClientActorClass(ConsumerShell)
