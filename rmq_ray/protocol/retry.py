@@ -265,7 +265,8 @@ def _named(brokers: Sequence[str]) -> str:
 def refusal(code: int, reason: str, topic: str) -> SendError:
     """The typed error of a definite refusal; ``args[1]`` is the topic."""
     if code == TOPIC_NOT_EXIST:
-        return TopicNotFound(f"{reason} (code {code}): create topic {topic!r} first", topic)
+        command = f"`rmq-ray topic create {topic} --queues 4`"
+        return TopicNotFound(f"{reason} (code {code}): create the topic with {command}", topic)
     if code == NO_PERMISSION:
         return TopicNotWritable(
             f"{reason} (code {code}): topic {topic!r} or its broker is not writable, or the "

@@ -5,7 +5,8 @@ which settings.
     foreign = "closed"                     # whether Apache RocketMQ's own clients may connect
 
     [defaults]                             # every broker's: fields of config.BrokerConfig
-    auto_create_topics = false
+    auto_create_topics = true              # a first send creates its topic; else, and without this
+                                           # line, an unknown topic is an error
     [defaults.store]                       # every store's: fields of config.StoreConfig
     flush = "sync"
 
@@ -184,8 +185,8 @@ class _Reader:
             )
             raise self._source.wrong((*key, "name"), f"{said}, like name = 'broker-a'", name)
         store = self._store(key, defaults, table)
-        settings = (
-            {"host": ""}
+        settings: dict[str, Any] = (
+            {"host": "", "auto_create_topics": False}
             | self._settings(("defaults",), defaults, known)
             | self._settings(key, table, known)
         )

@@ -79,6 +79,7 @@ def test_master_and_slave_are_started_known_and_shown(file: Path, cluster: rmq.C
         "broker-a/1": status["broker-a/1"]["identity"],
     }
     assert (file.parent / "rmq.controller").is_dir() and not plan(file).changes
+    cluster.admin.create_topic("orders", queues=4)
     with rmq.Producer(cluster=cluster.name) as producer:
         assert producer.send("orders", b"on both").status is rmq.SendStatus.SEND_OK
 

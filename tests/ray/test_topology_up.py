@@ -65,6 +65,7 @@ def first_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FirstRun]:
     before, made_before = plan(file), (file.parent / "a").exists()
     cluster = start_from(file)
     try:
+        cluster.admin.create_topic("orders", queues=4)
         with rmq.Producer(cluster=cluster.name) as producer:
             producer.send("orders", b"kept")
         running, status = plan(file), cluster.status()

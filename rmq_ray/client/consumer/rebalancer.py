@@ -44,6 +44,7 @@ from rmq_ray.protocol.rebalance import (
     is_balanced,
     plan,
 )
+from rmq_ray.protocol.routing.similar_topics import did_you_mean
 from rmq_ray.remoting.wire.bodies import decode_consumer_ids
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Command
@@ -56,6 +57,8 @@ from rmq_ray.remoting.wire.headers import (
 
 UNBALANCED_MS = 1_000  # rocketmq.client.rebalance.minInterval
 UNLOCKED_MS = 500  # RocketMQ 5's rebalanceLater after a lock was refused
+SAY_FIRST_MS, SAY_LAST_MS = 2_000.0, 60_000.0
+"""Pauses between two lines about a topic of which nothing comes."""
 SEARCH_BACK_MS = 30 * 60_000  # start_from="timestamp" without a time: half an hour ago
 JOIN_TIMEOUT_S = 10.0
 
@@ -92,6 +95,8 @@ class Rebalancer:
         self._beat_wanted = False
         self._stopping = False
         self._thread: threading.Thread | None = None
+        self._said: dict[str, tuple[float, float]] = {}
+        """Topics of which nothing comes: when that is said again, and the pause after it."""
         self.balanced = False
         """True when the last rebalance left this consumer with exactly its share of every topic."""
         self.runs = 0
@@ -235,13 +240,24 @@ class Rebalancer:
                 topic,
                 exc_info=allotment.error,
             )
-        elif not is_retry_topic(topic) and self.runs % 60 == 0:
+        elif not is_retry_topic(topic) and self._is_time_to_say(topic):
+            unknown = self._parts.client.routes.route(topic) is None
             log.warning(
-                "rebalance of group %s, topic %s: %s",
+                "group %s gets nothing of topic %s: %s%s",
                 self._parts.group,
                 topic,
-                allotment.outcome.value,
+                "no name server knows it" if unknown else allotment.outcome.value,
+                did_you_mean(self._parts.client.similar_topics(topic)) if unknown else "",
             )
+
+    def _is_time_to_say(self, topic: str) -> bool:
+        """At once, and after pauses that double up to a minute."""
+        now_ms = self._parts.clock.monotonic_ms()
+        again_ms, pause_ms = self._said.get(topic, (now_ms, SAY_FIRST_MS))
+        if now_ms < again_ms:
+            return False
+        self._said[topic] = (now_ms + pause_ms, min(2 * pause_ms, SAY_LAST_MS))
+        return True
 
     def _changed(self, topic: str, steps: RebalancePlan, added: int) -> None:
         parts = self._parts

@@ -41,8 +41,9 @@ from rmq_ray.model.ids import MASTER_ID, Address
 from rmq_ray.model.topics import TopicRoute
 from rmq_ray.ports import Discovery
 from rmq_ray.protocol.filters.subscriptions import CONFLICT_FIELD
+from rmq_ray.protocol.routing.similar_topics import similar_topics
 from rmq_ray.remoting.sockets import LOOPBACK, local_ip, process_id
-from rmq_ray.remoting.wire.bodies import decode_route, encode_heartbeat
+from rmq_ray.remoting.wire.bodies import decode_route, decode_topic_list, encode_heartbeat
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 
@@ -157,7 +158,9 @@ class ClientInstance:
         self.client_id = client_id
         self.clock = clock
         self.link = BrokerLink(discovery, limits, clock, self._on_request, self._silent, self._lost)
-        self.routes = RouteCache(self._fetch_route, self._route_changed, self.link.drop, clock)
+        self.routes = RouteCache(
+            self._fetch_route, self._route_changed, self.link.drop, clock, self.similar_topics
+        )
         self.timers = Timers(clock, f"rmq-client-{client_id}")
         self._watch = RouteWatch(self.timers, clock, lambda topic: self.routes.refresh_all({topic}))
         self._state = ServiceState.CREATE_JUST
@@ -325,6 +328,19 @@ class ClientInstance:
         names = sorted(data.broker_name for data in route.brokers) if route is not None else []
         found = [self.routes.subscribe_address(name) for name in names]
         return next((pair[1] for pair in found if pair is not None), None)
+
+    def similar_topics(self, topic: str) -> list[str]:
+        """Topics that somebody may have meant who wrote this unknown one; none where no name server
+        tells. Blocks for one request.
+        """
+        command = Command(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+        try:
+            answer = self.link.name_server_invoke(command, CALL_TIMEOUT_MS)
+        except RemotingError:
+            return []
+        if answer.code != ResponseCode.SUCCESS:
+            return []
+        return similar_topics(topic, decode_topic_list(answer.body_bytes()))
 
     def refresh_route_soon(self, topic: str) -> None:
         """Have the timer thread fetch the topic's route; returns at once. Asking again while it

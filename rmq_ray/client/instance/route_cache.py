@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+from collections import Counter
 from collections.abc import Callable
 
 from rmq_ray.client.instance.timers import Timers
@@ -29,6 +30,7 @@ from rmq_ray.protocol.routing.route_table import (
     publish_info,
     subscribe_queues,
 )
+from rmq_ray.protocol.routing.similar_topics import did_you_mean, is_own_topic
 
 LOCK_TIMEOUT_MS = 3_000
 WATCH_EVERY_MS = 50.0
@@ -49,7 +51,8 @@ class RouteCache:
     ``fetch(topic, until_ms)``: the route as a name server tells it, None when it knows none,
     ``RemotingError`` when none answers until then (monotonic). ``on_changed(topic)``: called,
     without a lock, after the cache took a different route. ``on_replaced(address)``: before that,
-    with a master's address that another one has taken the place of.
+    with a master's address that another one has taken the place of. ``similar(topic)``: topics that
+    somebody may have meant who misspelt one; asks a name server.
     """
 
     def __init__(
@@ -58,8 +61,14 @@ class RouteCache:
         on_changed: Callable[[str], None] = lambda _topic: None,
         on_replaced: Callable[[Address], None] = lambda _address: None,
         clock: Clock = SYSTEM_CLOCK,
+        similar: Callable[[str], list[str]] = lambda _topic: [],
     ) -> None:
         self._fetch = fetch
+        self._similar = similar
+        self._from_template: set[str] = set()
+        """Topics that did not exist when they were looked up: the first send creates them."""
+        self._told: set[str] = set()
+        """Those of them that the log names, once each."""
         self._on_changed = on_changed
         self._on_replaced = on_replaced
         self._clock = clock
@@ -212,6 +221,8 @@ class RouteCache:
             if self._read_only.get(topic):
                 raise self._not_writable(topic)
             raise self._no_route(topic)
+        if topic in self._from_template and topic not in self._told:
+            self._tell_creation(topic, info)
         return info
 
     def find_subscribe(self, topic: str) -> tuple[MessageQueue, ...]:
@@ -309,6 +320,8 @@ class RouteCache:
         changed = self._update(topic, route)
         if (info := self._publish.get(topic)) is not None and info.ok:
             return changed
+        if route is None and not is_own_topic(topic):
+            self._from_template.add(topic)
         read_only = route is not None and self._is_read_only(topic, route, until_ms)
         if read_only:  # what closed it may have been a drain that has ended since, or one has begun
             again = self._fetch(topic, until_ms)
@@ -363,11 +376,24 @@ class RouteCache:
         head = f"no route info of topic {topic!r}: no broker serves it for writing"
         before = ", ".join(sorted(self._written.get(topic, ())))
         if not before:
-            return NoRoute(f"{head}; create it, or start a broker that creates topics", topic)
+            remedy = f"create it with `rmq-ray topic create {topic} --queues 4`"
+            meant = did_you_mean(self._similar(topic))
+            return NoRoute(f"{head}; nothing was sent: {remedy}{meant}", topic)
         return NoRoute(
             f"{head} now, {before} did before: start what is away, end a drain, or give the "
             f"topic permission 6 where it has another",
             topic,
+        )
+
+    def _tell_creation(self, topic: str, info: PublishInfo) -> None:
+        self._told.add(topic)
+        counts = Counter(queue.broker_name for queue in info.queues)
+        log.warning(
+            "no name server knows topic %r: it is created automatically with %d queues on each "
+            "broker that a message goes to%s",
+            topic,
+            max(counts.values()),
+            did_you_mean(self._similar(topic)),
         )
 
     def _update_default(self, topic: str, default_queues: int, until_ms: float) -> bool:

@@ -20,6 +20,7 @@ order.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -39,6 +40,7 @@ from rmq_ray.model.topics import (
 )
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.delay import group_of_retry_topic
+from rmq_ray.protocol.routing.similar_topics import is_own_topic
 from rmq_ray.protocol.validators import check_topic
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, Command
@@ -53,6 +55,8 @@ from rmq_ray.server.tables.topic_table import (
     PendingTopics,
     TopicTable,
 )
+
+log = logging.getLogger("rmq_ray.broker.send")
 
 WRITE = int(Permission.WRITE)
 SLOW_MS = 20.0
@@ -221,7 +225,17 @@ class TopicGate:
         group = group_of_retry_topic(topic)
         if group is not None and self._groups.find(group) is not None:
             return self._topics.create_internal(topic, 1)
-        return self._topics.create_by_send(topic, default_topic, default_queues)
+        created = self._topics.create_by_send(topic, default_topic, default_queues)
+        if not is_own_topic(topic):
+            log.warning(
+                "topic %r was created automatically with %d queues on broker %s, by a send to it; "
+                "if that was a typing error, delete it: rmq-ray topic delete %s",
+                topic,
+                created.write_queues,
+                self._identity.name,
+                topic,
+            )
+        return created
 
 
 class FastFailure:

@@ -19,6 +19,7 @@ from rmq_ray.codec.record import Record, encode_record
 from rmq_ray.errors import ConnectFailed, RemotingError
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.model.topics import BrokerData, QueueData, TopicRoute
+from rmq_ray.protocol.routing.similar_topics import similar_topics
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.records import PullRecords, pack_pull_answer, unpack_pull
 
@@ -135,6 +136,9 @@ class ScriptedClient(ClientInstance):
 
     def heartbeat(self) -> None:
         self.heartbeats += 1
+
+    def similar_topics(self, topic: str) -> list[str]:
+        return similar_topics(topic, self.known)
 
     def refresh_route_soon(self, topic: str) -> None:
         self.refreshed.append(topic)

@@ -297,6 +297,16 @@ def test_a_topology_is_all_that_its_file_says_and_nothing_else() -> None:
     )
 
 
+def test_a_first_send_makes_no_topic_unless_the_file_says_so() -> None:
+    silent = FILE.replace("auto_create_topics = false\n", "")
+    assert [spec.config.auto_create_topics for spec in parse_topology(silent).brokers] == [
+        False,
+        True,
+    ]
+    allowed = FILE.replace("auto_create_topics = false", "auto_create_topics = true")
+    assert parse_topology(allowed).brokers[0].config.auto_create_topics
+
+
 def test_the_file_at_the_top_level_is_right() -> None:
     found = read_topology(Path(__file__).resolve().parents[3] / "rmq.toml")
     assert [spec.config.broker_name for spec in found.brokers] == [

@@ -88,9 +88,28 @@ def test_a_failing_retry_topic_is_not_worth_a_warning(caplog: pytest.LogCaptureF
     rig.rebalancer.rebalance()
     assert "%RETRY%" not in caplog.text
     rig.parts.subscriptions.put("absent", "*", 1)
-    rig.rebalancer.runs = 0
     rig.rebalancer.rebalance()
-    assert "topic absent: no route to the topic" in caplog.text
+    assert "nothing of topic absent: no name server knows it" in caplog.text
+
+
+def test_an_unknown_topic_is_said_at_once_and_after_pauses_that_grow_to_a_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rig, _ = rig_of()
+    rig.rebalancer.rebalance()
+    rig.parts.subscriptions.put("ordres", "*", 1)
+    caplog.clear()
+    said = []
+    for second in range(260):
+        rig.rebalancer.rebalance()
+        said += [second] * len(caplog.records)
+        caplog.clear()
+        rig.clock.advance_ms(1_000)
+    assert said == [0, 2, 6, 14, 30, 62, 122, 182, 242]
+    rig.rebalancer.rebalance()
+    rig.clock.advance_ms(60_000)
+    rig.rebalancer.rebalance()
+    assert "topic ordres: no name server knows it; did you mean 'orders'?" in caplog.text
 
 
 @pytest.mark.seed("S1-022", "S4-150", "S3-122")
@@ -171,11 +190,11 @@ def test_without_consumer_ids_or_route_everything_stays_as_it_is(
         lambda _command, _address: ConnectFailed("away", "a"),
     ):
         rig.client.answer(IDS, broken)
-        rig.rebalancer.runs = 0  # every sixtieth round says it
+        rig.clock.advance_ms(60_000)
         caplog.clear()
         assert not rig.rebalancer.rebalance()
         assert held(rig) == queues
-        assert "topic orders: no broker told the group's consumers" in caplog.text
+        assert "nothing of topic orders: no broker told the group's consumers" in caplog.text
 
 
 @pytest.mark.seed("S1-039", "S1-049", "S4-059")

@@ -71,6 +71,29 @@ def test_without_route_and_template_the_topic_is_not_found() -> None:
     assert (caught.value.args[1], caught.value.code) == ("ghost", 10005)
 
 
+def test_an_unknown_topic_is_told_with_those_that_look_alike_and_the_command_that_makes_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    alike = {"ordres": ["orders", "order"]}
+    server = NameServer()
+    cache = RouteCache(server, similar=lambda topic: alike.get(topic, []))
+    with pytest.raises(NoRoute, match="did you mean 'orders' or 'order'?") as caught:
+        cache.find_publish("ordres")
+    assert "rmq-ray topic create ordres --queues 4" in str(caught.value) and not caplog.records
+    server.routes["TBW102"] = route("a", queues=8)
+    for _ in range(3):
+        cache.find_publish("ordres")
+    server.routes["ordres"] = route("a", queues=4)
+    cache.refresh("ordres")
+    server.routes["orders"] = route("a")
+    cache.find_publish("orders")
+    (line,) = caplog.records
+    assert line.getMessage() == (
+        "no name server knows topic 'ordres': it is created automatically with 4 queues on each "
+        "broker that a message goes to; did you mean 'orders' or 'order'?"
+    )
+
+
 def test_unreachable_name_servers_are_another_error_than_a_missing_topic() -> None:
     server = NameServer(orders=route("a"))
     cache = RouteCache(server)

@@ -107,6 +107,15 @@ def test_permissions_are_looked_up_again_after_a_change(bench: Bench) -> None:
     )
 
 
+def test_a_topic_that_a_send_creates_is_told_once(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        bench.send("ordres")
+    (line,) = [one.getMessage() for one in caplog.records if "automatically" in one.getMessage()]
+    assert line.startswith("topic 'ordres' was created automatically with 4 queues on broker ")
+
+
 def test_without_automatic_creation_the_topic_must_exist(tmp_path: Path) -> None:
     bench = Bench(tmp_path, auto_create_topics=False).open()
     assert (

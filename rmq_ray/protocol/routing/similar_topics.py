@@ -1,0 +1,48 @@
+"""Which topics somebody may have meant who wrote one that does not exist.
+
+Decides what looks alike, and how it is told. Does not decide what is done about an unknown topic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+from rmq_ray.model.topics import DLQ_PREFIX, REPLY_SUFFIX, RETRY_PREFIX, SYSTEM_TOPICS
+
+SIMILAR_MAX = 3
+SIMILARITY_MIN = 0.6
+NAMES_MAX = 10_000  # compared for one answer: a hundredth of a second each thousand
+
+
+def similar_topics(topic: str, names: Iterable[str]) -> list[str]:
+    """At most three of the users' topics among ``names``, the most similar first.
+
+    >>> similar_topics("ordres", ["payments", "orders", "Orders", "%RETRY%orders", "TBW102"])
+    ['Orders', 'orders']
+    """
+    users = sorted(name for name in names if name != topic and not is_own_topic(name))[:NAMES_MAX]
+    folded: dict[str, list[str]] = {}
+    for name in users:
+        folded.setdefault(name.lower(), []).append(name)
+    close = get_close_matches(topic.lower(), folded, SIMILAR_MAX, SIMILARITY_MIN)
+    return [name for one in close for name in folded[one]][:SIMILAR_MAX]
+
+
+def did_you_mean(similar: Iterable[str]) -> str:
+    """The end of a sentence about an unknown topic.
+
+    >>> did_you_mean(["orders", "order"]), did_you_mean([])
+    ("; did you mean 'orders' or 'order'?", '')
+    """
+    names = " or ".join(repr(name) for name in similar)
+    return f"; did you mean {names}?" if names else ""
+
+
+def is_own_topic(name: str) -> bool:
+    """One that the queue makes for itself: nobody misspells it."""
+    return (
+        name in SYSTEM_TOPICS
+        or name.startswith((RETRY_PREFIX, DLQ_PREFIX, "rmq_sys_", "RMQ_SYS_"))
+        or name.endswith(REPLY_SUFFIX)
+    )
