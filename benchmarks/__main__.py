@@ -55,8 +55,16 @@ PARTS = {
     "filter": bench_filter.run,
 }
 PEERS = {
-    "produce": ["sync_1", "sync_64", "async", "batch_100", "batch_1k", *kafka_peer.BENCHES],
-    "consume": ["consume", "consume_1k", "consume_one"],
+    "produce": [
+        "sync_1",
+        "sync_64",
+        "async",
+        "async_labels",
+        "batch_100",
+        "batch_1k",
+        *kafka_peer.BENCHES,
+    ],
+    "consume": ["consume", "consume_1k", "consume_32", "consume_1k_32"],
     "latency": ["latency"],
     "flush": ["sync_flush_64"],
     "dataframe": [],  # starts its own
@@ -113,7 +121,7 @@ def main() -> int:
         )
         for name in names:
             if arguments.peers:
-                where.peers.update(run_peers(PEERS.get(name, [])))
+                where.peers.update(run_peers(PEERS.get(name, []), arguments.scale))
             print(f"--- {name}", flush=True)
             PARTS[name](where)
         if arguments.json:
@@ -125,7 +133,7 @@ def main() -> int:
     return 1 if missed else 0
 
 
-def run_peers(names: list[str]) -> dict[str, dict[str, Any]]:
+def run_peers(names: list[str], scale: float) -> dict[str, dict[str, Any]]:
     """Figures of other systems' brokers and clients by name."""
     kafka = [name for name in names if name in kafka_peer.BENCHES]
     java = [name for name in names if name not in kafka]
@@ -136,11 +144,11 @@ def run_peers(names: list[str]) -> dict[str, dict[str, Any]]:
     ):
         if command[-1] in names:
             done = subprocess.run(
-                [sys.executable, *command],
+                [sys.executable, *command, f"--scale={scale}"],
                 stdout=subprocess.PIPE,
                 text=True,
                 check=True,
-                timeout=600,
+                timeout=1_800,
             )
             for line in [
                 json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")

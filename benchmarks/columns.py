@@ -12,11 +12,9 @@ from typing import Any
 import ray
 
 import rmq_ray as rmq
-from benchmarks.report import Figure
-from benchmarks.scene import Scene
+from benchmarks.scene import PATIENCE_S, ROUNDS, Scene, producer_actor
 
 ROWS = 100_000
-ROUNDS = 3
 
 
 def run(scene: Scene, mq: rmq.Cluster) -> None:
@@ -26,29 +24,14 @@ def run(scene: Scene, mq: rmq.Cluster) -> None:
         ("1 KB", 1_024, "kafka_1k", 1.0),
     ):
         topic = f"columns-{size}"
-        mq.admin.create_topic(topic, queues=4)
-        producer = rmq.ProducerActor.options(num_cpus=0).remote(
-            topic, cluster=mq.name, send_timeout_ms=30_000
-        )
-        rates = ray.get(
-            producer.run.remote(
-                send_columns, topic, scene.count(1_000_000 if size == 100 else 400_000), size
+        count = scene.count(1_000_000 if size == 100 else 400_000)
+        with producer_actor(mq, topic) as producer:
+            rates = ray.get(
+                producer.run.remote(send_columns, topic, count, size), timeout=PATIENCE_S
             )
-        )
-        ray.get(producer.close.remote())
-        ray.kill(producer)
         kafka = scene.peer(peer, "per_second")
         rate = statistics.median(rates)
-        scene.report.add(
-            Figure(
-                f"send_arrow, {label}, key and tag",
-                rate,
-                "msg/s",
-                "Kafka",
-                kafka,
-                None if kafka is None else target,
-            )
-        )
+        scene.report.rate(f"send_arrow, {label}, key and tag", rate, "Kafka", kafka, target)
 
 
 def send_columns(producer: rmq.Producer, topic: str, messages: int, size: int) -> list[float]:
@@ -67,8 +50,8 @@ def send_columns(producer: rmq.Producer, topic: str, messages: int, size: int) -
         }
     )
     rates = []
-    for turn in range(ROUNDS + 1):  # the first one warms up
-        times = 1 if turn == 0 else max(1, messages // rows)
+    times = max(1, messages // rows)
+    for _ in range(ROUNDS + 1):  # the first one warms up
         begin = time.perf_counter()
         for _ in range(times):
             producer.send_arrow(topic, table, body="body", key="id", tag="origin")

@@ -1,7 +1,8 @@
-"""Consuming a backlog: a push consumer's batches of 32, single messages and Arrow batches, a pull
-consumer's polls; against the Java push consumer.
+"""Consuming a backlog: a push consumer with its default settings first, then with those that a row
+names; a pull consumer's polls; against the Java push consumer.
 
-Every body is read: message by message, or as a column.
+Every body is read: message by message, or as a column. A rate is the median of rounds, each by a
+new group over the same backlog, behind a round that warms up.
 """
 
 from __future__ import annotations
@@ -15,111 +16,87 @@ import rmq_ray as rmq
 from benchmarks import floors
 from benchmarks.popping import simple_rate
 from benchmarks.produce import batched_rate
-from benchmarks.report import Figure
-from benchmarks.scene import Scene
+from benchmarks.scene import PATIENCE_S, Scene, median_of_rounds
 
-PATIENCE_S = 120.0
 POLL_MESSAGES = 4_096
+DEFAULT = "default settings"
+PUSHED: tuple[tuple[dict[str, Any], str, dict[int, float]], ...] = (
+    ({}, "", {100: 0.5}),
+    ({"batch_size": 32}, "_32", {100: 1.5, 1_024: 1.5}),
+    ({"batch": "arrow"}, "_32", {100: 6.0}),
+    ({"batch": "arrow", "batch_size": 32}, "_32", {}),
+)
+"""Settings, the Java peer beside them, and the ratio to reach by bytes of a body."""
+JAVA = {"": "Java, default settings", "_32": "Java, consumeMessageBatchMaxSize=32"}
 
 
 def run(scene: Scene) -> None:
-    """100 B and 1 KB in batches of 32 and as Arrow batches; 100 B one by one, and polled."""
-    queue = Teller(scene, "ray.util.queue.Queue.get", floors.queue_get_per_s())
+    """100 B and 1 KB."""
+    queue_rate = floors.queue_get_per_s()
+    tell = scene.report.rate
     with scene.cluster() as mq:
         for label, size, messages, batch, peer in (
-            ("100 B", 100, scene.count(1_000_000), 1_000, "consume"),
-            ("1 KB", 1_024, scene.count(400_000), 400, "consume_1k"),
+            ("100 B", 100, scene.count(600_000), 1_000, "consume"),
+            ("1 KB", 1_024, scene.count(240_000), 400, "consume_1k"),
         ):
             topic = f"batch-{size}"
             batched_rate(mq, topic, messages, size, batch)
-            java = scene.peer(peer, "per_second")
-            tell = Teller(scene, "Java push", java)
-            pushed = consume_rate(mq, topic, messages)
-            tell(f"push consume {label}, listener batch 32", pushed, 1.5)
-            queue(f"push consume {label}, listener batch 32", pushed, None)
-            Teller(scene, "push consume", pushed)(
-                f"simple consume {label}, 2 workers", simple_rate(mq, topic, messages), 0.5
-            )
-            tell(
-                f"push consume {label}, Arrow batches",
-                arrow_rate(mq, topic, messages),
-                6.0 if size == 100 else None,
-            )
-            tell(
-                f"poll {label}, messages", pull_rate(mq, topic, messages, bodies_of_messages), None
-            )
-            tell(f"poll {label}, to_arrow", pull_rate(mq, topic, messages, bodies_of_columns), None)
+            rates: dict[str, float] = {}
+            for settings, other, goals in PUSHED:
+                what = f"push consume {label}, {said(settings)}"
+                rates[said(settings)] = push_rate(mq, topic, messages, settings)
+                java = scene.peer(peer + other, "per_second")
+                tell(what, rates[said(settings)], JAVA[other], java, goals.get(size))
+            what = f"push consume {label}, {DEFAULT}"
+            tell(what, rates[DEFAULT], "ray.util.queue.Queue.get", queue_rate)
+            pushed = ("push consume, batch_size=32", rates["batch_size=32"])
             if size == 100:
-                Teller(scene, "push consume", pushed)(
-                    "push consume 100 B in order, listener batch 32",
-                    ordered_rate(mq, topic, messages),
-                    0.7,
+                settings = {"orderly": True, "batch_size": 32}
+                rate = push_rate(mq, topic, messages, settings)
+                tell(f"push consume {label}, {said(settings)}", rate, *pushed, 0.7)
+            rate = median_of_rounds(lambda n, t=topic, m=messages: simple_rate(mq, t, m, n))
+            tell(f"simple consume {label}, 2 workers", rate, *pushed, 0.5)
+            java = scene.peer(peer, "per_second")
+            for way, read in (("as messages", bodies_of_messages), ("to_arrow", bodies_of_columns)):
+                rate = median_of_rounds(
+                    lambda n, t=topic, m=messages, r=read: pull_rate(mq, t, m, r, n)
                 )
-                tell = Teller(scene, "Java push, batch 1", scene.peer("consume_one", "per_second"))
-                tell(
-                    "push consume 100 B, listener batch 1",
-                    consume_rate(mq, topic, messages, batch_size=1),
-                    0.5,
-                )
+                tell(f"poll({POLL_MESSAGES}) {label}, {way}", rate, JAVA[""], java)
 
 
-class Teller:
-    """Adds figures against one peer; without the peer they are told only."""
-
-    def __init__(self, scene: Scene, name: str, value: float | None) -> None:
-        self._report = scene.report
-        self._name = name
-        self._value = value
-
-    def __call__(self, what: str, rate: float, target: float | None) -> None:
-        """``target``: the ratio to reach."""
-        self._report.add(
-            Figure(
-                what,
-                rate,
-                "msg/s",
-                self._name,
-                self._value,
-                None if self._value is None else target,
-            )
-        )
+def said(settings: dict[str, Any]) -> str:
+    """As they are written in the call."""
+    written = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+    return written.replace("'", '"') or DEFAULT
 
 
-def consume_rate(mq: rmq.Cluster, topic: str, messages: int, batch_size: int = 32) -> float:
-    """Messages a second from the first delivery to the last, as a list of messages."""
-    return _rate(
-        mq,
-        topic,
-        Counter(messages, lambda batch: (len(batch), bodies_of_messages(batch))),
-        batch_size=batch_size,
-    )
+def push_rate(mq: rmq.Cluster, topic: str, messages: int, settings: dict[str, Any]) -> float:
+    """Messages a second from the first delivery to the last."""
+    read = arrow_bodies if "batch" in settings else bodies_of_messages
+
+    def once(number: int) -> float:
+        counter = Counter(messages, read)
+        with rmq.PushConsumer(
+            f"{topic}-{'-'.join(map(str, settings.values()))}-{number}",
+            listener=counter,
+            subscriptions={topic: "*"},
+            start_from="first",
+            cluster=mq.name,
+            **settings,
+        ):
+            if not counter.complete.wait(PATIENCE_S):
+                raise RuntimeError(f"only {counter.count} of {messages} messages came")
+        return counter.count / (counter.ended - counter.began)
+
+    return median_of_rounds(once)
 
 
-def ordered_rate(mq: rmq.Cluster, topic: str, messages: int) -> float:
-    """The same in the order of each queue, one batch of a queue at a time."""
-    return _rate(
-        mq,
-        topic,
-        Counter(messages, lambda batch: (len(batch), bodies_of_messages(batch))),
-        batch_size=32,
-        orderly=True,
-    )
-
-
-def arrow_rate(mq: rmq.Cluster, topic: str, messages: int) -> float:
-    """The same as Arrow batches with all columns."""
-    return _rate(
-        mq,
-        topic,
-        Counter(messages, lambda batch: (batch.num_rows, batch.column("body").nbytes)),
-        batch="arrow",
-    )
-
-
-def pull_rate(mq: rmq.Cluster, topic: str, messages: int, read: Callable[[Any], int]) -> float:
+def pull_rate(
+    mq: rmq.Cluster, topic: str, messages: int, read: Callable[[Any], int], number: int
+) -> float:
     """Messages a second of one polling thread, from its first batch to its last."""
     with rmq.PullConsumer(
-        f"{topic}-reader-{read.__name__}", cluster=mq.name, start_from="first"
+        f"{topic}-{read.__name__}-{number}", cluster=mq.name, start_from="first"
     ) as pc:
         pc.assign(pc.fetch_message_queues(topic))
         count = len(pc.poll(POLL_MESSAGES, timeout=10.0))
@@ -143,26 +120,15 @@ def bodies_of_columns(batch: Any) -> int:
     return int(batch.to_arrow().column("body").nbytes)
 
 
-def _rate(mq: rmq.Cluster, topic: str, counter: Counter, **options: Any) -> float:
-    batch = options.get("batch", options.get("batch_size"))
-    group = f"{topic}-{batch}{'-ordered' * options.get('orderly', False)}"
-    with rmq.PushConsumer(
-        group,
-        listener=counter,
-        subscriptions={topic: "*"},
-        start_from="first",
-        cluster=mq.name,
-        **options,
-    ):
-        if not counter.complete.wait(PATIENCE_S):
-            raise RuntimeError(f"only {counter.count} messages came")
-    return counter.count / (counter.ended - counter.began)
+def arrow_bodies(batch: Any) -> int:
+    """The same of an Arrow batch with all columns."""
+    return int(batch.column("body").nbytes)
 
 
 class Counter:
-    """Listener. ``read``: (messages, bytes) of what it gets."""
+    """Listener. ``read``: bytes of what it gets."""
 
-    def __init__(self, wanted: int, read: Callable[[Any], tuple[int, int]]) -> None:
+    def __init__(self, wanted: int, read: Callable[[Any], int]) -> None:
         self.count = self.bytes = 0
         self.began = self.ended = 0.0
         self._wanted = wanted
@@ -172,11 +138,11 @@ class Counter:
 
     def __call__(self, batch: Any, ctx: Any) -> None:
         """Read every body, count."""
-        count, size = self._read(batch)
+        size = self._read(batch)
         with self._lock:
             if not self.began:
                 self.began = time.perf_counter()
-            self.count += count
+            self.count += batch.num_rows if hasattr(batch, "num_rows") else len(batch)
             self.bytes += size
             if self.count >= self._wanted:
                 self.ended = time.perf_counter()

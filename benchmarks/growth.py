@@ -9,7 +9,7 @@ import ray
 import rmq_ray as rmq
 from benchmarks.produce import send_batches
 from benchmarks.report import Figure
-from benchmarks.scene import Scene, rss_anonymous
+from benchmarks.scene import PATIENCE_S, Scene, rss_anonymous
 
 STEP = 1_000_000
 
@@ -23,10 +23,11 @@ def run(scene: Scene) -> None:
         producer = rmq.ProducerActor.options(num_cpus=0).remote(
             "pile", cluster=mq.name, send_timeout_ms=30_000
         )
-        ray.get(producer.run.remote(send_batches, "pile", 300_000, 100, 1_000))
+        ray.get(producer.run.remote(send_batches, "pile", 300_000, 100, 1_000), timeout=PATIENCE_S)
         memory, rates = [rss_anonymous(pid)], []
         for _ in range(steps):
-            rates.append(ray.get(producer.run.remote(send_batches, "pile", STEP, 100, 1_000)))
+            sent = producer.run.remote(send_batches, "pile", STEP, 100, 1_000)
+            rates.append(ray.get(sent, timeout=PATIENCE_S))
             memory.append(rss_anonymous(pid))
         ray.kill(producer)
     first, last = max(rates[:2]), max(rates[-2:])

@@ -1,7 +1,7 @@
 """Apache Kafka 3.9.1 as a peer: its broker (one KRaft node, 1 GB heap) and librdkafka's producer,
 on the same machine.
 
-    python -m benchmarks.kafka_peer [kafka_100] [kafka_1k] [--messages 1000000]     JSON lines
+    python -m benchmarks.kafka_peer [kafka_100] [kafka_1k] [--scale 0.1]     JSON lines
 
 The broker's jars come from Maven Central (interop/kafka/pom.xml, resolved once), librdkafka from
 PyPI's confluent-kafka (extra ``bench``). The producer is a process of its own with librdkafka's
@@ -17,6 +17,7 @@ import fcntl
 import json
 import os
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,7 +30,8 @@ from typing import Any
 PROJECT = Path(__file__).resolve().parents[1] / "interop" / "kafka"
 SPARK_PROJECT = PROJECT.parent / "kafka-spark"
 BUILD_TIMEOUT_S, START_TIMEOUT_S, RUN_TIMEOUT_S = 540, 60.0, 300
-BENCHES = {"kafka_100": 100, "kafka_1k": 1_024}
+BENCHES = {"kafka_100": (100, 1_000_000), "kafka_1k": (1_024, 400_000)}
+"""Bytes of a body, messages of a round at full length."""
 PIECE = 2_000
 """Messages of one ``produce_batch``."""
 ROUNDS = 3
@@ -111,11 +113,12 @@ def wait_for_port(port: int, node: subprocess.Popen[bytes]) -> None:
     raise RuntimeError(f"Kafka's broker does not listen on port {port} (exit code {node.poll()})")
 
 
-def produce(address: str, name: str, messages: int) -> dict[str, Any]:
-    """Acknowledged messages a second, best of the rounds: value and key."""
+def produce(address: str, name: str, scale: float) -> dict[str, Any]:
+    """Acknowledged messages a second, median of the rounds: value and key."""
     from confluent_kafka import Producer
 
-    size = BENCHES[name]
+    size, full = BENCHES[name]
+    pieces_wanted = max(1, int(full * scale) // PIECE)
     producer = Producer(
         {
             "bootstrap.servers": address,
@@ -128,20 +131,19 @@ def produce(address: str, name: str, messages: int) -> dict[str, Any]:
         for piece in range(8)
     ]
     rates = []
-    for turn in range(ROUNDS + 1):  # the first one warms up
-        wanted = messages // 4 if turn == 0 else messages
+    for _ in range(ROUNDS + 1):  # the first one warms up
         begin = time.perf_counter()
-        for piece in range(wanted // PIECE):
+        for piece in range(pieces_wanted):
             taken = producer.produce_batch(f"bench-{name}", pieces[piece % len(pieces)])
             assert taken == PIECE, f"librdkafka took {taken} of {PIECE} messages"
             producer.poll(0)
         left = producer.flush(60)
         assert left == 0, f"{left} messages were not acknowledged"
-        rates.append(wanted / (time.perf_counter() - begin))
-    return {"bench": name, "per_second": max(rates[1:]), "messages": messages}
+        rates.append(pieces_wanted * PIECE / (time.perf_counter() - begin))
+    return {"bench": name, "per_second": statistics.median(rates[1:])}
 
 
-def bench(names: list[str], messages: int) -> list[dict[str, Any]]:
+def bench(names: list[str], scale: float) -> list[dict[str, Any]]:
     """The broker here, the producer in a process of its own; one figure a name."""
     found = []
     with (
@@ -154,8 +156,8 @@ def bench(names: list[str], messages: int) -> list[dict[str, Any]]:
                 "-m",
                 "benchmarks.kafka_peer",
                 name,
-                "--messages",
-                str(messages),
+                "--scale",
+                str(scale),
                 "--address",
                 address,
             ]
@@ -170,14 +172,14 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="Apache Kafka 3.9.1 beside this project")
     parser.add_argument("names", nargs="*", help=f"of {', '.join(BENCHES)}; default all")
-    parser.add_argument("--messages", type=int, default=600_000)
+    parser.add_argument("--scale", type=float, default=1.0, help="1 = full length")
     parser.add_argument("--address", help="of a broker that runs; default: start one")
     arguments = parser.parse_args()
     names = arguments.names or list(BENCHES)
     figures = (
-        [produce(arguments.address, name, arguments.messages) for name in names]
+        [produce(arguments.address, name, arguments.scale) for name in names]
         if arguments.address
-        else bench(names, arguments.messages)
+        else bench(names, arguments.scale)
     )
     for figure in figures:
         print(json.dumps(figure), flush=True)

@@ -9,16 +9,18 @@ import time
 from typing import Any
 
 import rmq_ray as rmq
+from benchmarks.scene import PATIENCE_S
 
 WORKERS = 2  # threads that share one consumer
 PAGE = 1_024
-PATIENCE_S = 120.0
 
 
-def simple_rate(mq: rmq.Cluster, topic: str, messages: int) -> float:
-    """Messages a second from the first receive's end to the last acknowledgement's answer."""
+def simple_rate(mq: rmq.Cluster, topic: str, messages: int, number: int) -> float:
+    """Messages a second from the first receive's end to the last acknowledgement's answer, of a new
+    group.
+    """
     state = _Tally(messages)
-    with rmq.SimpleConsumer(topic, f"{topic}-workers", cluster=mq.name) as consumer:
+    with rmq.SimpleConsumer(topic, f"{topic}-workers-{number}", cluster=mq.name) as consumer:
         threads = [
             threading.Thread(target=_work, args=(consumer, state), daemon=True)
             for _ in range(WORKERS)

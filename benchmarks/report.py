@@ -74,6 +74,12 @@ class Report:
         """A figure without a comparison, such as a floor."""
         self.add(Figure(name, value, unit))
 
+    def rate(
+        self, name: str, rate: float, peer: str, value: float | None, goal: float | None = None
+    ) -> None:
+        """Messages a second beside a peer's; without the peer there is no goal."""
+        self.add(Figure(name, rate, "msg/s", peer, value, None if value is None else goal))
+
     @property
     def missed(self) -> list[Figure]:
         """Figures that did not reach their target; one that came out as nothing, or met a floor of

@@ -7,8 +7,10 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import statistics
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +22,42 @@ import rmq_ray as rmq
 from benchmarks.report import Report
 
 _numbers = itertools.count()
+ROUNDS = 3
+PATIENCE_S = 120.0
+"""A round that takes longer has stalled, and is a failure."""
+
+
+def median_of_rounds(once: Callable[[int], float]) -> float:
+    """Of ``once(number)``: the first round warms up and does not count, as at the peers."""
+    return statistics.median([once(number) for number in range(ROUNDS + 1)][1:])
+
+
+class Crew:
+    """Threads that run ``work(number)``; what one of them raises is raised by ``join``."""
+
+    def __init__(self, count: int, work: Callable[[int], object]) -> None:
+        self._errors: list[BaseException] = []
+
+        def run(number: int) -> None:
+            try:
+                work(number)
+            except BaseException as error:  # noqa: BLE001 - join raises it
+                self._errors.append(error)
+
+        self._threads = [
+            threading.Thread(target=run, args=(number,), daemon=True) for number in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def join(self) -> None:
+        """Until all have ended; raises when one failed or is still busy after the patience."""
+        for thread in self._threads:
+            thread.join(PATIENCE_S)
+            if thread.is_alive():
+                raise RuntimeError(f"a thread did not end within {PATIENCE_S:.0f} s")
+        if self._errors:
+            raise self._errors[0]
 
 
 @dataclass
@@ -86,6 +124,20 @@ def scene(scale: float, directory: str | None = None) -> Iterator[Scene]:
             yield Scene(Path(scratch), Report(), scale)
         finally:
             ray.shutdown()
+
+
+@contextmanager
+def producer_actor(mq: rmq.Cluster, topic: str) -> Iterator[Any]:
+    """A producer actor, and a topic of four queues."""
+    mq.admin.create_topic(topic, queues=4)
+    producer: Any = rmq.ProducerActor.options(num_cpus=0).remote(
+        f"bench-{topic}", cluster=mq.name, send_timeout_ms=30_000
+    )
+    try:
+        yield producer
+        ray.get(producer.close.remote(), timeout=PATIENCE_S)
+    finally:
+        ray.kill(producer)
 
 
 def rss_anonymous(pid: int) -> int:

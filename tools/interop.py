@@ -3,11 +3,13 @@ starts a JVM for each.
 
     python tools/interop.py build            compile and resolve the class path (cached under
                                              interop/target)
-    python tools/interop.py bench [names]    measure the Java broker and client on this machine,
+    python tools/interop.py bench [names] [--scale 0.1]
+                                             measure the Java broker and client on this machine,
                                              JSON lines
 
-Needs JDK 17 and Maven. Called by tests/interop and by `make bench-peers`. Every JVM gets a small
-heap, a limit in time, and is ended by its own process id.
+Needs JDK 17 and Maven. Called by tests/interop and by `make bench-peers`. Every JVM gets a
+limit in time and is ended by its own process id; heaps are small in tests and as Apache ships them
+where it is measured.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -45,6 +48,12 @@ LONG_LIVED = (
     "-XX:+UseG1GC",
     "-Dinterop.log=OFF",
 )  # a broker logs an error for every client that leaves
+
+GIB = 1 << 30
+MEASURED_BROKER_GIB = min(
+    8, max(2, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // GIB // 4)
+)
+"""Apache's runbroker.sh gives it 8; a quarter of a smaller machine's memory here, at least 2."""
 
 
 class ToolMissing(RuntimeError):
@@ -141,9 +150,14 @@ def started(
             process.stdout.close()
 
 
-def bench(names: Sequence[str]) -> None:
-    """Starts a name server and a broker in one JVM, the client in another; prints the client's JSON
-    lines.
+def measured(gib: int) -> tuple[str, ...]:
+    """Flags of a JVM that is measured, with so much heap."""
+    return (f"-Xms{gib}g", f"-Xmx{gib}g", "-XX:+UseG1GC", "-Dinterop.log=OFF")
+
+
+def bench(names: Sequence[str], scale: float) -> None:
+    """Starts a name server and a broker in one JVM, the client in another (1 GB, as Apache's
+    tools.sh); prints the client's JSON lines.
     """
     groups = {
         "ASYNC_FLUSH": [name for name in names if not name.startswith("sync_flush")],
@@ -154,15 +168,15 @@ def bench(names: Sequence[str]) -> None:
             continue
         with (
             tempfile.TemporaryDirectory(prefix="rmq-peer-") as directory,
-            started("PeerServer", directory, flush) as server,
+            started("PeerServer", directory, flush, flags=measured(MEASURED_BROKER_GIB)) as server,
         ):
             assert server.stdout is not None
             address = server.stdout.readline().strip()
             if not address:
                 raise RuntimeError("the Java broker did not start")
-            client = command("PeerBench", address, *wanted, flags=LONG_LIVED)
+            client = command("PeerBench", address, scale, *wanted, flags=measured(1))
             subprocess.run(
-                client, check=True, timeout=60 * len(wanted) + 60, cwd=TARGET, stdout=sys.stdout
+                client, check=True, timeout=120 * len(wanted) + 60, cwd=TARGET, stdout=sys.stdout
             )
 
 
@@ -170,11 +184,13 @@ BENCHES = (
     "sync_1",
     "sync_64",
     "async",
+    "async_labels",
     "batch_100",
     "batch_1k",
     "consume",
     "consume_1k",
-    "consume_one",
+    "consume_32",
+    "consume_1k_32",
     "latency",
     "sync_flush_64",
 )
@@ -185,13 +201,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Apache RocketMQ 4.9.7 beside this project")
     parser.add_argument("action", choices=["build", "bench"])
     parser.add_argument("names", nargs="*", help=f"of {', '.join(BENCHES)}; default all")
+    parser.add_argument("--scale", type=float, default=1.0, help="1 = full length")
     arguments = parser.parse_args()
     for name in arguments.names:
         if name not in BENCHES:
             parser.error(f"unknown benchmark {name!r}")
     build()
     if arguments.action == "bench":
-        bench(arguments.names or BENCHES)
+        bench(arguments.names or BENCHES, arguments.scale)
 
 
 if __name__ == "__main__":
