@@ -29,6 +29,24 @@ def test_actors_send_and_count_every_visit(mq: rmq.Cluster) -> None:
     assert "no public method 'page'" in complaint
 
 
+def test_orders_that_died_tell_why_and_are_packed_after_they_were_sent_again(
+    mq: rmq.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from examples import order_pipeline as pipeline
+
+    outcome = pipeline.main(mq.name)
+    third = pipeline.ORDER_COUNT // 3
+    assert outcome.packed_before == 2 * third
+    assert outcome.reasons == {"LookupError: no tax rate for CH": third}
+    assert outcome.resent == third
+    rates = {"DE": 119, "FR": 120, "CH": 108}
+    assert outcome.packed == {
+        f"o-{number}": (1_000 + number) * rates[pipeline.COUNTRIES[number % 3]] // 100
+        for number in range(pipeline.ORDER_COUNT)
+    }
+    assert "after 1 tries: LookupError: no tax rate for CH" in capsys.readouterr().out
+
+
 def test_jobs_are_done_by_more_workers_than_queues(mq: rmq.Cluster) -> None:
     from examples import jobs
 
