@@ -541,6 +541,10 @@ def test_a_consumer_in_a_module_is_run_scaled_and_drained_from_the_shell(
         f"import rmq_ray as rmq\n@rmq.consumer({topic!r}, group={topic!r}, start_from='first')\n"
         f"def bill(msg):\n    open({str(seen)!r}, 'ab').write(msg.body + b'\\n')\n"
     )
+    large = cli.start("run", "billing:bill", "--actors", "9", "--cpus", "2", cwd=tmp_path)
+    out, err = large.communicate(timeout=COMMAND_S)
+    assert large.returncode == 1 and "9 actors x CPU 2 = CPU 18 asked for" in err, out + err
+    assert "CPU 4 in total" in err and "[TooFewResources]" in err
     running = cli.start("run", "billing:bill", "--cpus", "0.1", "--name", topic, cwd=tmp_path)
     try:
         cli.ok("produce", topic, text="a\nb\n")
