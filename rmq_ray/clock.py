@@ -79,6 +79,11 @@ def local_month_ms(at_ms: int) -> tuple[int, int]:
     return int(begin) * 1000, int(end) * 1000
 
 
+def local_time(at_ms: int) -> str:
+    """A moment as people here read it, to the second: ``2026-01-31 23:59:59``."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_ms / 1000))
+
+
 def left_ms(clock: Clock, timeout_ms: float, started_ms: float) -> float:
     """What is left of a time-out that began then (monotonic); not below 0."""
     return max(0.0, timeout_ms - (clock.monotonic_ms() - started_ms))

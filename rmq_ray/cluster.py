@@ -135,9 +135,11 @@ class Cluster:
         ]
         handles = {member: gateway.find(member) for member in members}
         for member, answer in gateway.call_each(handles, "status", timeout_s=STATUS_S).items():
-            is_stopped = found["supervision"].get(member, {}).get("stopped")
+            history = found["supervision"].get(member, {})
             found[member.partition("/")[2]] = (
-                {"state": "stopped"} if is_stopped else _state_of(handles[member], answer)
+                {"state": replica_status.STOPPED, "since_ms": history["since_ms"]}
+                if history.get("stopped")
+                else _state_of(handles[member], answer)
             )
         found["replicas"] = replica_status.rows(tuple(plan.all_copies()), found, found["elections"])
         return found

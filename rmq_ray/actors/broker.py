@@ -97,7 +97,10 @@ class BrokerShell:
 
     async def status(self) -> dict[str, object]:
         """Counters and states, for people and tests."""
-        return {"pid": os.getpid(), **self._broker.status()}
+        found = {"pid": os.getpid(), **self._broker.status()}
+        if self._error is not None:
+            found |= {"state": "failed", "error": f"{type(self._error).__name__}: {self._error}"}
+        return found
 
     async def stop(self) -> None:
         """Flush everything, close the store cleanly and unregister."""

@@ -16,7 +16,7 @@ from click.core import ParameterSource
 
 import rmq_ray
 from rmq_ray.actors import names
-from rmq_ray.actors.control.replica_status import cautions
+from rmq_ray.actors.control import replica_status
 from rmq_ray.cli import brokers, output, ray_head
 from rmq_ray.cli.context import Options, first_line, pass_options, told
 from rmq_ray.errors import ClusterError
@@ -24,6 +24,7 @@ from rmq_ray.topology.reader import REPLICAS_MAX, read_topology
 from rmq_ray.topology.rules import Topology
 
 SERVING = "serving"
+NOT_ALL_SERVE = "not everything serves"
 _MAIN_COLUMNS = ("state", "pid", "address")
 DESCRIBING = (
     "brokers",
@@ -63,7 +64,9 @@ def plan(options: Options, config: str, ray_port: int | None) -> None:
     Exit code 1 where `up` would refuse.
     """
     topology = use_topology(options, config)
-    for said in cautions((spec.config, len(spec.replicas)) for spec in topology.brokers):
+    for said in replica_status.cautions(
+        (spec.config, len(spec.replicas)) for spec in topology.brokers
+    ):
         click.echo(f"note: {said}", err=True)
     if ray_head.find(options.address, ray_port) is None:
         output.record(
@@ -267,29 +270,37 @@ def down(options: Options) -> None:
     output.record({"cluster": options.cluster, "state": state, "ray": outcome}, options.style)
 
 
-@click.command()
+@click.command(short_help="Every actor and what it says of itself; exit code 1 if one does not.")
 @pass_options
 @told
 def status(options: Options) -> None:
-    """Every actor of the cluster and what it says of itself."""
+    """Every actor of the cluster and what it says of itself. Exit code as that of `health`: 1 where
+    something does not serve, with a line that says what, and which command helps.
+    """
     mq = options.connect()
     found = mq.status()
-    weak = mq.weak_brokers(found)
+    wrong = _wrong(_parts(options, mq, found))
     if options.style == "json":
-        output.record({"cluster": options.cluster, **found, "weak": weak}, options.style)
-        return
-    servers = mq.discovery.lookup().name_servers
-    addresses = {f"name-server-{i}": address for i, address in enumerate(servers)}
-    rows = [
-        _summary(name, {"address": addresses.get(name), **state}) for name, state in _actors(found)
-    ]
-    click.echo(f"cluster {options.cluster}: {found['controller']}")
-    for name, said in weak.items():
-        click.echo(f"{name}: {said}")
-    output.rows(rows, ["actor", *_MAIN_COLUMNS, "detail"], options.style)
-    if found["elections"]:
-        click.echo()
-        output.rows(found["replicas"], brokers.COLUMNS, options.style)
+        weak = mq.weak_brokers(found)
+        told_all = {"cluster": options.cluster, **found, "weak": weak, "wrong": wrong}
+        output.record(told_all, options.style)
+    else:
+        servers = mq.discovery.lookup().name_servers
+        addresses = {f"name-server-{i}": address for i, address in enumerate(servers)}
+        rows = [
+            _summary(name, {"address": addresses.get(name), **state})
+            for name, state in _actors(found)
+        ]
+        serves = found["controller"] != SERVING or not wrong
+        click.echo(f"cluster {options.cluster}: {found['controller'] if serves else NOT_ALL_SERVE}")
+        for part, said in wrong.items():
+            click.echo(f"{part}: {said}")
+        output.rows(rows, ["actor", *_MAIN_COLUMNS, "detail"], options.style)
+        if found["elections"]:
+            click.echo()
+            output.rows(found["replicas"], brokers.COLUMNS, options.style)
+    if wrong:
+        raise click.exceptions.Exit(1)
 
 
 @click.command(short_help="Whether everything serves: exit code 0 or 1.")
@@ -298,29 +309,50 @@ def status(options: Options) -> None:
 def health(options: Options) -> None:
     """Whether everything serves: exit code 0 if so, 1 with the parts that do not."""
     mq = options.connect()
-    found = mq.status()
-    rows = [{"part": "controller", "state": found["controller"]}]
-    rows += [{"part": name, "state": state.get("state", SERVING)} for name, state in _actors(found)]
-    masters = {broker.broker_name for broker in options.admin.brokers() if 0 in broker.addresses}
-    names_of_brokers = sorted({row["broker"] for row in found["replicas"]})
+    rows = _parts(options, mq, mq.status())
+    output.rows(rows, ["part", "state"], options.style)
+    wrong = _wrong(rows)
+    if wrong:
+        said = "; ".join(f"{part}: {state}" for part, state in wrong.items())
+        raise click.ClickException(f"not serving: {said}")
+
+
+def _parts(options: Options, mq: rmq_ray.Cluster, found: Mapping[str, Any]) -> list[dict[str, str]]:
+    """A row for everything that must serve: ``part``, ``state``, ``said`` (what people are told of
+    it). Status and health both judge by these.
+    """
+    actors = _actors(found)
+    rows = [{"part": "controller", "state": found["controller"], "said": found["controller"]}]
     rows += [
         {
-            "part": f"registration of {name}",
-            "state": SERVING if name in masters else "missing at the name server",
+            "part": name,
+            "state": state.get("state", SERVING),
+            "said": replica_status.said(name, state),
         }
+        for name, state in actors
+    ]
+    masters = {broker.broker_name for broker in options.admin.brokers() if 0 in broker.addresses}
+    names_of_brokers = sorted({row["broker"] for row in found["replicas"]})
+    states = {
+        f"registration of {name}": SERVING if name in masters else "missing at the name server"
         for name in names_of_brokers
-    ]
+    }
+    states |= {
+        f"copying of {row['broker']}/{row['replica']}": f"broken: {row['error']}"
+        for row in found["replicas"]
+        if row["state"] == SERVING and row["error"]
+    }
     weak = mq.weak_brokers(found)
-    rows += [
-        {"part": f"copies of {name}", "state": weak.get(name, SERVING)}
-        for name in found["elections"]
+    states |= {f"copies of {name}": weak.get(name, SERVING) for name in found["elections"]}
+    return [
+        *rows,
+        *({"part": part, "state": state, "said": state} for part, state in states.items()),
     ]
-    output.rows(rows, ["part", "state"], options.style)
-    bad = [row["part"] for row in rows if row["state"] != SERVING]
-    if bad:
-        raise click.ClickException(
-            f"not serving: {', '.join(bad)}; see `rmq-ray status` and `ray logs`"
-        )
+
+
+def _wrong(rows: list[dict[str, str]]) -> dict[str, str]:
+    """Parts that do not serve: name -> what is wrong."""
+    return {row["part"]: row["said"] for row in rows if row["state"] != SERVING}
 
 
 def _actors(found: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:

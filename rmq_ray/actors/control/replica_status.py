@@ -11,11 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rmq_ray.actors import names
+from rmq_ray.clock import local_time
 from rmq_ray.config import BrokerConfig, ReplicationMode
 from rmq_ray.protocol.election.copies import needs_all, not_delivered
 
 MASTER, SLAVE, WAITING = "master", "slave", "waiting"
-SERVING = "serving"
+SERVING, STOPPED, FAILED = "serving", "stopped", "failed"
 
 
 def rows(
@@ -66,6 +67,29 @@ def too_few(
             )
         elif in_sync < 2:
             yield config.broker_name, f"1 of {len(mine)} copies in sync: none to take over"
+
+
+def said(actor: str, status: Mapping[str, Any]) -> str:
+    """What does not serve of an actor ("broker-a/0"), since when if that is known, and what helps;
+    the state alone where it serves.
+
+    >>> said("broker-a/1", {"state": "stopped"})
+    'stopped: `rmq-ray broker start broker-a --replica 1` starts it'
+    """
+    state = str(status.get("state", SERVING))
+    if state == SERVING:
+        return state
+    broker, _, number = actor.partition("/")
+    start = f"`rmq-ray broker start {broker} --replica {number}`"
+    since = f" since {local_time(status['since_ms'])}" if status.get("since_ms") else ""
+    if not number.isdigit():
+        return f"{state}{since}"
+    if state == STOPPED:
+        return f"{state}{since}: {start} starts it"
+    error = status.get("error")
+    if state == FAILED:
+        return f"{state} ({error}): when that is mended, {start}"
+    return f"{state}{f' ({error})' if error else ''}: see `rmq-ray doctor` and `ray logs`"
 
 
 def cautions(brokers: Iterable[tuple[BrokerConfig, int]]) -> list[str]:

@@ -158,6 +158,7 @@ class Supervisor:
         self._watches: dict[str, PingHistory] = {}
         self._renewed: set[str] = set()
         self._stopped: dict[str, ActorSpec] = {}
+        self._stopped_ms: dict[str, int] = {}
         self._making: Counter[str] = Counter()
 
     async def create(self, member: ActorSpec) -> None:
@@ -229,6 +230,7 @@ class Supervisor:
         again.
         """
         self._stopped[member.name] = member
+        self._stopped_ms[member.name] = SYSTEM_CLOCK.now_ms()
         for kept in (self._members, self._attached, self._handles):
             kept.pop(member.name, None)
 
@@ -256,12 +258,13 @@ class Supervisor:
         return list((self._attached | self._members).values())
 
     def histories(self) -> dict[str, dict[str, int]]:
-        """Actor name -> kills, creations, and whether it is stopped (1)."""
+        """Actor name -> kills, creations, whether it is stopped (1), and since when."""
         return {
             name: {
                 "kills": watch.kills,
                 "creations": watch.creations,
                 "stopped": int(name in self._stopped),
+                "since_ms": self._stopped_ms[name] if name in self._stopped else 0,
             }
             for name, watch in self._watches.items()
         }

@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 from rmq_ray.actors.discovery import StaticDiscovery
 from rmq_ray.cli import context, doctor, ray_head
 from rmq_ray.cli.main import hoisted, main
+from rmq_ray.clock import local_time
 from rmq_ray.errors import AdminError, ClusterError, ConfigError
 from rmq_ray.model.topics import BrokerData
 from tests.support.stores import small_store
@@ -159,13 +160,19 @@ class Fragment:
     def __init__(self, broker_state: str, registered: bool, weak: str = "") -> None:
         self.broker_state, self.registered, self.weak = broker_state, registered, weak
         self.discovery = StaticDiscovery("127.0.0.1:9876")
+        self.since_ms, self.error, self.fault = 0, "", ""
 
     def status(self) -> dict[str, object]:
-        actors = {
+        actors: dict[str, dict[str, object]] = {
             "name-server-0": {"pid": 1},
             "broker-a/0": {"state": self.broker_state, "pid": 2, "odd": b"\xff"},
         }
-        rows = [{"broker": "broker-a", "replica": 0, "in_sync": True}]
+        if self.since_ms:
+            actors["broker-a/0"]["since_ms"] = self.since_ms
+        if self.error:
+            actors["broker-a/0"]["error"] = self.error
+        row = {"broker": "broker-a", "replica": 0, "in_sync": True, "state": self.broker_state}
+        rows = [{**row, "error": self.fault}]
         return {
             "controller": "serving",
             "supervision": {},
@@ -202,12 +209,42 @@ def test_health_names_what_does_not_serve(
         [missing] if missing else []
     )
     assert missing in result.stderr
-    assert json.loads(run("--format", "json", "status").stdout)["broker-a/0"] == {
+    shown = run("--format", "json", "status")
+    assert shown.exit_code == result.exit_code and list(json.loads(shown.stdout)["wrong"]) == (
+        [missing] if missing else []
+    )
+    assert json.loads(shown.stdout)["broker-a/0"] == {
         "state": state,
         "pid": 2,
         "odd": "base64:/w==",
     }
-    assert "127.0.0.1:9876" in run("status").stdout
+    table = run("status")
+    assert "127.0.0.1:9876" in table.stdout and table.exit_code == result.exit_code
+    assert table.stdout.splitlines()[0] == (
+        "cluster default: not everything serves" if missing else "cluster default: serving"
+    )
+
+
+def test_status_and_health_say_since_when_and_which_command_helps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = Fragment("stopped", True)
+    cluster.since_ms = 1_700_000_000_000
+    monkeypatch.setattr(context.Options, "connect", lambda self: cluster)
+    monkeypatch.setattr(context.Options, "admin", property(lambda self: cluster))
+    said = (
+        f"broker-a/0: stopped since {local_time(cluster.since_ms)}: "
+        f"`rmq-ray broker start broker-a --replica 0` starts it"
+    )
+    assert run("status").stdout.splitlines()[1] == said
+    assert run("health").stderr == f"Error: not serving: {said}\n"
+    cluster.broker_state, cluster.since_ms, cluster.error = "failed", 0, "StoreMissing: no store"
+    assert "broker-a/0: failed (StoreMissing: no store): when that is mended, `rmq-ray broker" in (
+        run("status").stdout
+    )
+    cluster.broker_state, cluster.error, cluster.fault = "serving", "", "its log does not fit"
+    assert run("health").exit_code == run("status").exit_code == 1
+    assert "copying of broker-a/0: broken: its log does not fit" in run("status").stdout
 
 
 def test_health_says_which_broker_has_too_few_copies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +258,7 @@ def test_health_says_which_broker_has_too_few_copies(monkeypatch: pytest.MonkeyP
     } in json.loads(result.stdout)
     assert "copies of broker-a" in result.stderr
     lines = run("status").stdout.splitlines()
-    assert lines[1] == f"broker-a: {cluster.weak}" and "replica" in lines[-2]
+    assert lines[1] == f"copies of broker-a: {cluster.weak}" and "replica" in lines[-2]
     assert json.loads(run("--format", "json", "status").stdout)["weak"] == {
         "broker-a": cluster.weak
     }
