@@ -14,7 +14,7 @@ FAST_TESTS := $(wildcard tests/unit tests/conformance tests/sim tests/golden)
 export RAY_worker_niceness := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench bench-peers pages clean
+.PHONY: help demo test check format bench bench-peers bench-report pages clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | awk -F'|' '{printf "  make %-12s  %s\n", $$1, $$2}'
@@ -59,6 +59,9 @@ bench: $(DEV) ## measure this project (BENCH_ARGS=...)
 bench-peers: $(DEV) ## the same beside Apache RocketMQ 4.9.7 and Apache Kafka 3.9.1, in the same run
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
 	$(BIN)/python -m benchmarks --peers $(BENCH_ARGS)
+
+bench-report: ## bench-peers, and the table of docs/benchmarks.md from that run alone
+	$(MAKE) bench-peers BENCH_ARGS="--report docs/benchmarks.md $(BENCH_ARGS)"
 
 clean: ## remove what was built and measured; the virtual environment stays
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .benchmarks interop/target interop/kafka/target interop/kafka-spark/target interop/rocketmq-tests/target

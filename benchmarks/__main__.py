@@ -1,6 +1,7 @@
 """Run benchmarks and say which figures were reached; exit code 1 where one was missed.
 
 python -m benchmarks [names] [--scale 0.1] [--peers] [--ahead] [--json FILE]
+    [--report PAGE]
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from benchmarks import (
     transaction,
     ways,
 )
-from benchmarks.report import markdown
+from benchmarks.report import around_table, circumstances, write_report
 from benchmarks.scene import scene
 
 PARTS = {
@@ -101,7 +102,10 @@ def main() -> int:
         "--json", type=Path, default=None, help="also write the figures to this file"
     )
     parser.add_argument(
-        "--markdown", type=Path, default=None, help="also write them as a table to this file"
+        "--report",
+        type=Path,
+        default=None,
+        help="write them as a table between the markers of this page; no row of another run stays",
     )
     parser.add_argument(
         "--directory",
@@ -109,10 +113,16 @@ def main() -> int:
         help="where the stores go; default the system's temporary directory",
     )
     arguments = parser.parse_args()
-    names = arguments.names or list(PEERS if arguments.peers else PARTS)
+    names = arguments.names or list(PARTS)
     for name in names:
         if name not in PARTS:
             parser.error(f"unknown benchmark {name!r}; there are {', '.join(PARTS)}")
+    if arguments.report:
+        try:
+            around_table(arguments.report)
+        except (OSError, ValueError) as error:
+            parser.error(str(error))
+    began = circumstances(sys.argv[1:])
     with scene(arguments.scale, arguments.directory) as where:
         where.with_peers, where.ahead, where.log_gb = (
             arguments.peers,
@@ -126,8 +136,8 @@ def main() -> int:
             PARTS[name](where)
         if arguments.json:
             where.report.save(arguments.json)
-        if arguments.markdown:
-            arguments.markdown.write_text(markdown(where.report.figures))
+        if arguments.report:
+            write_report(arguments.report, began, where.report.figures)
         missed = where.report.missed
     print(f"--- {len(missed)} missed" if missed else "--- every target reached")
     return 1 if missed else 0

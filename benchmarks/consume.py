@@ -138,10 +138,11 @@ class Counter:
 
     def __call__(self, batch: Any, ctx: Any) -> None:
         """Read every body, count."""
-        size = self._read(batch)
         with self._lock:
             if not self.began:
                 self.began = time.perf_counter()
+        size = self._read(batch)
+        with self._lock:
             self.count += batch.num_rows if hasattr(batch, "num_rows") else len(batch)
             self.bytes += size
             if self.count >= self._wanted:

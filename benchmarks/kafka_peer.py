@@ -32,6 +32,15 @@ SPARK_PROJECT = PROJECT.parent / "kafka-spark"
 BUILD_TIMEOUT_S, START_TIMEOUT_S, RUN_TIMEOUT_S = 540, 60.0, 300
 BENCHES = {"kafka_100": (100, 1_000_000), "kafka_1k": (1_024, 400_000)}
 """Bytes of a body, messages of a round at full length."""
+SHIPPED_FLAGS = (
+    "-Xmx1g",
+    "-Xms1g",
+    "-XX:+UseG1GC",
+    "-XX:MaxGCPauseMillis=20",
+    "-XX:InitiatingHeapOccupancyPercent=35",
+    "-XX:+ExplicitGCInvokesConcurrent",
+)
+"""Of kafka-server-start.sh and kafka-run-class.sh."""
 PIECE = 2_000
 """Messages of one ``produce_batch``."""
 ROUNDS = 3
@@ -79,7 +88,7 @@ def broker(directory: Path) -> Iterator[str]:
         f"127.0.0.1:{controller}\ncontroller.listener.names=CONTROLLER\n"
         f"log.dirs={directory / 'log'}\nnum.partitions=4\noffsets.topic.replication.factor=1\n"
     )
-    java = ["java", "-Xmx1g", "-Xms1g", "-XX:+UseG1GC", "-cp", class_path()]
+    java = ["java", *SHIPPED_FLAGS, "-cp", class_path()]
     format_it = [
         *java,
         "kafka.tools.StorageTool",

@@ -41,6 +41,7 @@ def run(scene: Scene) -> None:
             if every_ms == 10:
                 for peer, floor in (("floor", relay), ("ray.util.queue.Queue", queued)):
                     scene.report.add(Figure(f"{what}, p50", p50, "ms", peer, floor))
+        mq.admin.create_topic("load", queues=4)
         stop = threading.Event()
         load = Crew(1, lambda _: make_load(mq, stop))
         times = end_to_end_ms(mq, "loaded", count, 10)

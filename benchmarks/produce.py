@@ -192,23 +192,10 @@ def threads(scene: Scene, mq: rmq.Cluster) -> None:
     mq.admin.create_topic("threads", queues=4)
     with rmq.Producer("threads", cluster=mq.name) as producer:
         rate = threaded_rate(producer, "threads", SENDERS, max(1.0, SECONDS * scene.scale))
-    java = scene.peer("sync_64", "per_second")
     floor = waking.shared_sends_per_s(SENDERS, max(1.0, 2 * scene.scale))
-    scene.report.add(
-        Figure(
-            f"send 100 B, {SENDERS} threads", rate, "msg/s", "locks and frames of nothing", floor
-        )
-    )
-    scene.report.add(
-        Figure(
-            f"send 100 B, {SENDERS} threads",
-            rate,
-            "msg/s",
-            "Java, 64 threads",
-            java,
-            None if java is None else 1.2,
-        )
-    )
+    tell, what = scene.report.rate, f"send 100 B, {SENDERS} threads"
+    tell(what, rate, "locks and frames of nothing", floor)
+    tell(what, rate, f"Java, {SENDERS} threads", scene.peer("sync_64", "per_second"), 1.2)
 
 
 def threaded_rate(producer: rmq.Producer, topic: str, count: int, seconds: float) -> float:

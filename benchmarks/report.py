@@ -8,6 +8,8 @@ target exits with 1.
 from __future__ import annotations
 
 import json
+import os
+import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -90,28 +92,58 @@ class Report:
         ]
 
     def save(self, path: Path) -> None:
-        """As JSON, for the tables of docs/benchmarks.md."""
+        """As JSON."""
         rows = [{**asdict(f), "ratio": f.ratio, "reached": f.reached} for f in self.figures]
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(rows, indent=1))
 
 
-def markdown(figures: list[Figure]) -> str:
-    """The table of docs/benchmarks.md."""
+BEGIN, END = "<!-- begin: figures of one run -->", "<!-- end: figures of one run -->"
+
+
+def table(figures: list[Figure]) -> str:
+    """In Markdown, one row a figure."""
     lines = [
-        "| figure | value | compared with | ratio | target | |",
+        "| what | ours | peer or floor | ratio | goal | reached |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for f in figures:
         against = f"{f.against_name} ({number(f.against)})" if f.against is not None else ""
         ratio = f"{f.ratio:.2f}" if f.ratio is not None else ""
-        target = "" if f.target is None else f"{'<=' if f.less_is_better else '>='} {f.target}"
-        verdict = "" if f.target is None else "reached" if f.reached else "**missed**"
-        lines.append(
-            f"| {f.name} | {number(f.value)} {f.unit} | {against} | {ratio} | {target} | "
-            f"{verdict} |"
-        )
+        goal = "" if f.target is None else f"{'<=' if f.less_is_better else '>='} {f.target}"
+        verdict = "" if f.target is None else "yes" if f.reached else "**no**"
+        cells = (f.name, f"{number(f.value)} {f.unit}", against, ratio, goal, verdict)
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def around_table(page: Path) -> tuple[str, str]:
+    """What stands before and behind the markers of a page. ``ValueError`` when it has not both, in
+    order.
+    """
+    before, begun, rest = page.read_text().partition(BEGIN)
+    _, ended, after = rest.partition(END)
+    if not (begun and ended):
+        raise ValueError(f"{page} needs the line {BEGIN} and behind it the line {END}")
+    return before, after
+
+
+def write_report(page: Path, circumstances: str, figures: list[Figure]) -> None:
+    """Replace all that stands between the markers of a page by this run: no row of another one
+    stays.
+    """
+    before, after = around_table(page)
+    page.write_text(f"{before}{BEGIN}\n\n{circumstances}\n\n{table(figures)}\n{END}{after}")
+
+
+def circumstances(arguments: list[str]) -> str:
+    """A line on when, how and where this process measures."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / (1 << 30)
+    return (
+        f"`python -m benchmarks {' '.join(arguments)}`,\n"
+        f"{time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC, {os.cpu_count()} cores, "
+        f"{memory:.0f} GiB of memory, load {os.getloadavg()[0]:.1f} when it began."
+    )
 
 
 def number(value: float) -> str:

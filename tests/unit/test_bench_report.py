@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from benchmarks.__main__ import PEERS
 from benchmarks.consume import PUSHED, said
 from benchmarks.kafka_peer import BENCHES
-from benchmarks.report import Figure, Report, markdown
+from benchmarks.report import BEGIN, END, Figure, Report, circumstances, table, write_report
 from benchmarks.scene import Crew, median_of_rounds
 from tools import interop
 
@@ -31,7 +33,7 @@ def test_a_target_is_reached_or_missed_and_nothing_between(
     report.add(Figure("rate", value, "msg/s", "floor", against, 0.75, less))
     assert report.figures[0].line().endswith(f"{'<=' if less else '>='} 0.75: {said}]")
     assert report.missed == ([] if said == "reached" else report.figures)
-    assert ("**missed**" in markdown(report.figures)) is (said != "reached")
+    assert ("**no**" in table(report.figures)) is (said != "reached")
 
 
 def test_a_figure_without_a_target_is_only_told() -> None:
@@ -40,7 +42,7 @@ def test_a_figure_without_a_target_is_only_told() -> None:
     report.add(Figure("rate", 50.0, "msg/s", "Java", 100.0))
     assert (
         report.missed == []
-        and "missed" not in markdown(report.figures)
+        and "**no**" not in table(report.figures)
         and report.figures[1].line().endswith("0.50 x Java (100)")
     )
 
@@ -72,3 +74,48 @@ def test_every_peer_that_a_part_asks_for_can_be_run() -> None:
     asked = {name for names in PEERS.values() for name in names}
     assert asked == {*interop.BENCHES, *BENCHES}
     assert [name for name in interop.BENCHES if f'"{name}"' not in source] == []
+
+
+def test_a_report_replaces_all_rows_between_the_markers_and_nothing_else(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"# Method\n\n{BEGIN}\n\n| an older row |\n\n{END}\n\n## Parts\n")
+    figures = [
+        Figure("send", 2_000.0, "msg/s", "Java", 1_000.0, 1.5),
+        Figure("latency, p50", 3.0, "ms", "Java", 2.0, 0.4, less_is_better=True),
+        Figure("floor", 17.0, "us"),
+    ]
+    for _ in range(2):  # a second run finds the markers again
+        write_report(page, "On two cores.", figures)
+    assert page.read_text().splitlines() == [
+        "# Method",
+        "",
+        BEGIN,
+        "",
+        "On two cores.",
+        "",
+        "| what | ours | peer or floor | ratio | goal | reached |",
+        "| --- | --- | --- | --- | --- | --- |",
+        "| send | 2,000 msg/s | Java (1,000) | 2.00 | >= 1.5 | yes |",
+        "| latency, p50 | 3 ms | Java (2) | 1.50 | <= 0.4 | **no** |",
+        "| floor | 17 us |  |  |  |  |",
+        "",
+        END,
+        "",
+        "## Parts",
+    ]
+
+
+def test_a_page_without_markers_stays_as_it_is_and_says_what_it_needs(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"{END}\n{BEGIN}\n")
+    with pytest.raises(ValueError, match="end: figures of one run"):
+        write_report(page, "", [])
+    assert page.read_text() == f"{END}\n{BEGIN}\n"
+
+
+def test_the_page_of_the_project_has_the_markers_and_a_run_says_how_it_was_started() -> None:
+    page = (interop.ROOT / "docs" / "benchmarks.md").read_text()
+    assert page.count(BEGIN) == page.count(END) == 1 and page.index(BEGIN) < page.index(END)
+    assert circumstances(["--peers", "--scale=0.1"]).startswith(
+        "`python -m benchmarks --peers --scale=0.1`,\n"
+    )
