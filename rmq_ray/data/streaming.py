@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from rmq_ray.actors.clients import PullConsumer
+from rmq_ray.actors.discovery import meant_cluster
 from rmq_ray.client.scan.bulk_arguments import checked_columns
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.errors import ClientError, CommitFailed
@@ -81,10 +82,12 @@ def iter_batches(  # noqa: PLR0913 - the settings of the outermost call
         raise ClientError(f"commit must be 'next' or 'manual', not {commit!r}", repr(commit)[:80])
     chosen = None if columns is None else checked_columns(columns, ClientError)
     options: dict[str, Any] = {"auto_commit": False, "start_from": start_from, **settings}
+    # the consumer is opened later, perhaps in another process, which would mean another cluster
+    meant = meant_cluster(cluster) if name_servers is None else cluster
 
     def open_consumer() -> PullConsumer:
         return PullConsumer(
-            group, cluster=cluster, name_servers=name_servers, secret=secret, **options
+            group, cluster=meant, name_servers=name_servers, secret=secret, **options
         )
 
     return TopicBatches(
