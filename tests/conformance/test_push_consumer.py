@@ -142,7 +142,9 @@ def test_only_messages_of_the_subscribed_tags_come(cluster: PullCluster) -> None
 
 
 @pytest.mark.seed("S4-031", "S4-032")
-def test_a_new_group_with_last_offset_gets_only_what_comes_after_it(cluster: PullCluster) -> None:
+def test_a_new_group_with_last_offset_gets_only_what_comes_after_it_and_says_so(
+    cluster: PullCluster, caplog: pytest.LogCaptureFixture
+) -> None:
     fill(cluster, 10)
     seen = Seen()
     with consumer(cluster, seen, start_from="last") as running:
@@ -150,6 +152,10 @@ def test_a_new_group_with_last_offset_gets_only_what_comes_after_it(cluster: Pul
         cluster.put("orders", 0, [b"new"])
         eventually(lambda: len(seen.bodies))
     assert seen.bodies == {b"new": 1}
+    said = (
+        "group 'billing' begins at the end of 'orders' (4 queues): the 40 messages that are there"
+    )
+    assert caplog.text.count(said) == 1
 
 
 @pytest.mark.seed("S0-085", "S1-051", "S4-005", "S3-132", "S0-022")

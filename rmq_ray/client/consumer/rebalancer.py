@@ -23,6 +23,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection
+from contextlib import suppress
 
 from rmq_ray.client.consumer.assigned_queue import AssignedQueue, QueueLease
 from rmq_ray.client.consumer.consumer_parts import ConsumerParts, is_retry_topic
@@ -95,6 +96,8 @@ class Rebalancer:
         self._beat_wanted = False
         self._stopping = False
         self._thread: threading.Thread | None = None
+        self._skipped: dict[str, tuple[int, int]] = {}
+        """Queues and messages by topic that a new group leaves unread; not told yet."""
         self._said: dict[str, tuple[float, float]] = {}
         """Topics of which nothing comes: when that is said again, and the pause after it."""
         self.balanced = False
@@ -216,6 +219,7 @@ class Rebalancer:
             self._leases.give_up(topic, steps.add)
         dropped = self._drop([held[queue] for queue in steps.drop])
         added = self._add(steps.add)
+        self.tell_beginnings()
         if dropped or added or (steps.changed and self._leases is None):
             self._changed(topic, steps, len(added))
         stayed = (
@@ -357,12 +361,38 @@ class Rebalancer:
             return self._ask_offset(
                 queue, Command(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, fields=search.to_fields())
             )
-        code = (
-            RequestCode.GET_MIN_OFFSET if rule is StartRule.MINIMUM else RequestCode.GET_MAX_OFFSET
-        )
-        return self._ask_offset(
-            queue, Command(code, fields=QueueHeader(queue.topic, queue.queue_id).to_fields())
-        )
+        if rule is StartRule.MINIMUM:
+            return self._ask_bound(queue, RequestCode.GET_MIN_OFFSET)
+        end = self._ask_bound(queue, RequestCode.GET_MAX_OFFSET)
+        if end:
+            begin = None
+            with suppress(RmqError):  # for a line in the log only
+                begin = self._ask_bound(queue, RequestCode.GET_MIN_OFFSET)
+            queues, messages = self._skipped.get(queue.topic, (0, 0))
+            unread = 0 if begin is None else max(0, end - begin)
+            self._skipped[queue.topic] = (queues + 1, messages + unread)
+        return end
+
+    def tell_beginnings(self) -> None:
+        """Say what a group that is new does not read; called after queues were taken."""
+        skipped, self._skipped = self._skipped, {}
+        for topic, (queues, messages) in sorted(skipped.items()):
+            if messages:
+                log.warning(
+                    "group %r begins at the end of %r (%d queues): the %d messages that are there "
+                    "are not read; start_from='first' of a new group reads them, and `rmq-ray "
+                    "group seek %s %s --to first --execute` goes back to them",
+                    self._parts.group,
+                    topic,
+                    queues,
+                    messages,
+                    self._parts.group,
+                    topic,
+                )
+
+    def _ask_bound(self, queue: MessageQueue, code: RequestCode) -> int | None:
+        header = QueueHeader(queue.topic, queue.queue_id)
+        return self._ask_offset(queue, Command(code, fields=header.to_fields()))
 
     def _start_ms(self) -> int:
         configured = self._parts.config.consume_timestamp_ms

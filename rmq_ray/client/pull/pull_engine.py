@@ -185,6 +185,7 @@ class PullEngine(ConsumerEngine):
             work = AssignedQueue(queue, offset, self.parts.clock.now_ms())
             if self._hold(work):
                 self.puller.pull(work)
+        self.rebalancer.tell_beginnings()
         if failed:
             self.parts.delayed.after(RESOLVE_AGAIN_MS, self._resolve)
 

@@ -296,6 +296,28 @@ def test_without_a_stored_offset_the_broker_is_asked_for_end_minimum_or_time() -
         assert rig.client.requests(code)[0].fields == {"topic": "orders", "queueId": "0"} | extra
 
 
+@pytest.mark.parametrize(("low", "told"), [("40", True), (None, False), ("100", False)])
+def test_a_new_group_that_begins_at_the_end_says_once_how_much_it_does_not_read(
+    low: str | None, told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig, queues = rig_of(4, offset=None, start_from=LAST)
+    for code, offset in ((RequestCode.GET_MAX_OFFSET, "100"), (RequestCode.GET_MIN_OFFSET, low)):
+        fields = None if offset is None else {"offset": offset}
+        rig.client.answer(code, lambda command, _, fields=fields: command.answer(fields=fields))
+    for _ in range(2):
+        rig.rebalancer.rebalance()
+    assert held(rig) == queues, "whatever becomes of the question about the beginning"
+    said = [one.getMessage() for one in caplog.records if "begins at the end" in one.getMessage()]
+    if not told:
+        assert said == []
+    else:
+        (line,) = said
+        assert line.startswith(
+            "group 'g' begins at the end of 'orders' (4 queues): the 240 messages that are there "
+            "are not read; start_from='first' of a new group reads them"
+        )
+
+
 def test_the_default_time_to_start_from_is_half_an_hour_ago() -> None:
     rig, (queue,) = rig_of(1, offset=None, start_from=TIMESTAMP)
     rig.client.answer(
