@@ -125,10 +125,15 @@ def resend(
 @told
 def export(options: Options, group: str, out: IO[str], new: bool) -> None:
     """Every dead letter of GROUP as an object a line (JSON); a body that is not UTF-8 as
-    base64:...
+    base64:... How many they were, and where they are now, is told on standard error.
     """
+    written = 0
     for message in _dead(options).dead_letters(group, all_of_them=not new):
         out.write(json.dumps(output.plain(_row(message)), ensure_ascii=False) + "\n")
+        written += 1
+    out.flush()
+    where = "standard output" if out.name == "-" else out.name
+    click.echo(f"{written} dead letters of {group} were written to {where}", err=True)
 
 
 def _dead(options: Options) -> DeadLetters:

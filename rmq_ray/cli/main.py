@@ -1,5 +1,5 @@
 """``rmq-ray``: noun and verb, ``rmq-ray topic create orders --queues 4``. Exit code 0 fine, 1
-failed, 2 wrong usage.
+failed, 2 wrong usage, 130 ended by Ctrl-C (but for ``consume`` and ``run``: that is how they end).
 
 ``console`` runs such commands one after the other in one process that has joined the cluster
 already; each answers at once. From a pipe the lines are a script: its exit code is 1 when one of
@@ -11,6 +11,9 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
 
 import click
 
@@ -23,27 +26,75 @@ from rmq_ray.cli import (
     doctor,
     groups,
     messages,
+    output,
     stores,
     topics,
 )
 from rmq_ray.cli.context import Options, pass_options, told
 from rmq_ray.cli.output import FORMATS
 from rmq_ray.config import CLUSTER_VARIABLE, DEFAULT_CLUSTER
+from rmq_ray.errors import RmqError
 
 WITH_VALUE = ("--address", "--cluster", "--format", "--timeout")
 WITHOUT_VALUE = ("-y", "--yes")
 PROMPT = "rmq-ray> "
 END = ("exit", "quit")
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it: 128 + SIGINT."""
 
 
 class Anywhere(click.Group):
     """A group whose own options may also stand behind the verb: ``rmq-ray topic list --format
-    json``. Nothing behind ``--`` is touched.
+    json``. Nothing behind ``--`` is touched. What ends one of its commands is said in the format
+    that was asked for.
     """
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        """Read the options; the format is looked for in them where they are wrong."""
+        front = hoisted(args)
+        as_json = "--format=json" in front or ("--format", "json") in pairwise(front)
+        with _ended(as_json):
+            return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        with _ended(ctx.params["style"] == "json"):
+            return super().invoke(ctx)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Move our options to the front, in their order."""
         return super().parse_args(ctx, hoisted(args))
+
+
+@contextmanager
+def _ended(as_json: bool) -> Iterator[None]:
+    """Ctrl-C ends with its own exit code, also at a question; with ``as_json`` every error is one
+    object.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, click.Abort) as ended:
+        interrupted = isinstance(ended, KeyboardInterrupt) or isinstance(
+            ended.__context__, KeyboardInterrupt
+        )
+        said = "interrupted" if interrupted else "nothing was done: the answer was not yes"
+        if as_json:
+            output.error(type(ended).__name__, said)
+        else:
+            click.echo("\nAborted!" if interrupted else "Aborted!", err=True)
+        raise click.exceptions.Exit(INTERRUPTED if interrupted else 1) from None
+    except click.ClickException as error:
+        if not as_json:
+            raise
+        kind = type(error.__cause__ if isinstance(error.__cause__, RmqError) else error).__name__
+        output.error(kind, error.format_message().removesuffix(f" [{kind}]"))
+        raise click.exceptions.Exit(error.exit_code) from None
 
 
 def hoisted(arguments: Sequence[str]) -> list[str]:
@@ -128,7 +179,10 @@ def console(options: Options, ctx: click.Context) -> None:
         words = _words(line)
         if words and words[0] in END:
             break
-        failed |= words is None or (bool(words) and not _run(ctx.find_root(), options, words))
+        code = 1 if words is None else _run(ctx.find_root(), options, words) if words else 0
+        if code == INTERRUPTED and not typed:
+            raise click.exceptions.Exit(INTERRUPTED)
+        failed |= code != 0
     if failed and not typed:
         raise click.exceptions.Exit(1)
 
@@ -152,8 +206,8 @@ def _words(line: str) -> list[str] | None:
         return None
 
 
-def _run(root: click.Context, options: Options, words: list[str]) -> bool:
-    """Whether the command worked; what is wrong it says itself."""
+def _run(root: click.Context, options: Options, words: list[str]) -> int:
+    """The command's exit code; what is wrong it says itself."""
     general = [
         "--address",
         options.address,
@@ -171,7 +225,7 @@ def _run(root: click.Context, options: Options, words: list[str]) -> bool:
             standalone_mode=True,
         )
     except SystemExit as ended:
-        return not ended.code
+        return int(ended.code or 0)
 
 
 for command in (

@@ -1,4 +1,5 @@
-"""How commands print: tables for people, JSON for programs; errors go to stderr elsewhere.
+"""How commands print: tables for people, JSON for programs. Errors go to stderr; as JSON here, in
+words elsewhere.
 
 Invariant: with "json" every call prints one valid JSON text, whatever the values hold. A cell of a
 table is one line of at most 100 characters.
@@ -52,6 +53,11 @@ def record(found: Mapping[str, Any], style: str) -> None:
     width = max((_width(str(key)) for key in found), default=0)
     for key, value in found.items():
         click.echo(f"{str(key).ljust(width)}  {cell(value)}")
+
+
+def error(kind: str, message: str) -> None:
+    """Print what is wrong to stderr, an object on one line."""
+    click.echo(json.dumps(plain({"type": kind, "message": message}), ensure_ascii=False), err=True)
 
 
 def plain(value: Any) -> Any:

@@ -4,12 +4,17 @@ asked again.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 
+from rmq_ray.cli import context
+from rmq_ray.cli.main import main
 from rmq_ray.client.admin.dead_letters import POSITION_GROUP, DeadLetters, origin_topic
 from rmq_ray.client.messages.listener import Reject
 from rmq_ray.client.pop.simple_consumer import SimpleConsumer
@@ -203,3 +208,25 @@ def test_groups_without_dead_letters_and_wrong_names_are_told(dead: DeadLetters)
     with pytest.raises(ClientError):
         dead.resend_dead_letters("bad group")
     assert POSITION_GROUP not in [row["group"] for row in dead.dead_letter_groups()]
+
+
+def test_an_export_says_how_many_it_wrote_and_where(
+    cluster: LiveCluster, dead: DeadLetters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joined = SimpleNamespace(discovery=cluster)
+    monkeypatch.setattr(context.Options, "connect", lambda self: joined)
+    ids = send(cluster, 3)
+    reject_all(cluster, dead, "g", 3)
+    eventually(lambda: len(dead.dead_letter_groups()) == 1 and fate(dead, "g") == (3, 3))
+    done = CliRunner().invoke(main, ["dlq", "export", "g"])
+    assert sorted(json.loads(line)["message_id"] for line in done.stdout.splitlines()) == (
+        sorted(ids)
+    )
+    assert done.stderr == "3 dead letters of g were written to standard output\n"
+    file = tmp_path / "dead.jsonl"
+    to_file = CliRunner().invoke(main, ["dlq", "export", "g", "--out", str(file)])
+    assert (to_file.stdout, file.read_text()) == ("", done.stdout)
+    assert to_file.stderr == f"3 dead letters of g were written to {file}\n"
+    missing = CliRunner().invoke(main, ["dlq", "export", "h", "--out", str(tmp_path / "h")])
+    assert missing.exit_code == 1 and "[GroupNotFound]" in missing.stderr
+    assert "written" not in missing.stderr and not (tmp_path / "h").exists()

@@ -10,7 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from rmq_ray.cli import context
+from rmq_ray.cli.main import main
 from rmq_ray.client.admin.admin import Admin
 from rmq_ray.client.admin.admin_groups import Offset
 from rmq_ray.client.messages.listener import (
@@ -287,3 +290,18 @@ def test_a_topic_that_there_is_not_is_told_and_not_moved_in(
     ):
         with pytest.raises(TopicNotFound, match="no-such"):
             asked()
+
+
+def test_deleting_what_is_not_there_is_the_same_error_here_and_on_the_command_line(
+    admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(context.Options, "admin", property(lambda self: admin))
+    for noun, delete, error in (
+        ("topic", admin.delete_topic, TopicNotFound),
+        ("group", admin.delete_group, GroupNotFound),
+    ):
+        with pytest.raises(error) as caught:
+            delete("typo")
+        done = CliRunner().invoke(main, [noun, "delete", "typo", "-y"])
+        assert (done.exit_code, done.stdout) == (1, "")
+        assert done.stderr == f"Error: {caught.value} [{error.__name__}]\n"

@@ -1,0 +1,110 @@
+"""How a command ends early: Ctrl-C, a "no", an error; in words and as JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from rmq_ray.cli import context, main
+from rmq_ray.errors import AdminError, GroupNotFound, TopicNotFound
+
+
+def run(*arguments: str, text: str | None = None) -> Result:
+    return CliRunner().invoke(main.main, list(arguments), input=text)
+
+
+@pytest.fixture
+def meets(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Whatever is asked of the cluster ends with this."""
+
+    def set_up(error: BaseException) -> None:
+        def fail(_options: context.Options) -> None:
+            raise error
+
+        monkeypatch.setattr(context.Options, "connect", fail)
+        monkeypatch.setattr(context.Options, "admin", property(fail))
+
+    return set_up
+
+
+def error_of(done: Result) -> dict[str, str]:
+    assert not done.stdout and done.stderr.count("\n") == 1, done.output
+    found: dict[str, str] = json.loads(done.stderr)
+    assert set(found) == {"type", "message"}
+    return found
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("status",), ("topic", "list"), ("produce", "t", "x"), ("console",), ("dlq", "list")],
+)
+def test_ctrl_c_ends_any_command_with_130_and_without_a_traceback(
+    command: tuple[str, ...], meets: Any
+) -> None:
+    meets(KeyboardInterrupt())
+    done = run(*command)
+    assert (done.exit_code, done.stdout, done.stderr) == (130, "", "\nAborted!\n")
+    done = run(*command, "--format", "json")
+    assert done.exit_code == 130 and error_of(done)["message"] == "interrupted"
+
+
+def test_ctrl_c_at_a_question_is_ctrl_c_and_a_no_is_not(
+    monkeypatch: pytest.MonkeyPatch, meets: Any
+) -> None:
+    meets(AssertionError("deleted without an answer"))
+    assert run("topic", "delete", "t", text="n\n").exit_code == 1
+    refused = run("--format", "json", "topic", "delete", "t", text="n\n")
+    assert refused.exit_code == 1 and '"type": "Abort"' in refused.stderr
+
+    def interrupted(_text: str) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(click.termui, "visible_prompt_func", interrupted)
+    assert main.main.main(["topic", "delete", "t"], standalone_mode=False) == 130
+
+
+def test_ctrl_c_ends_a_script_of_the_console(meets: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    meets(KeyboardInterrupt())
+    monkeypatch.setattr(context.Options, "connect", lambda self: None)
+    done = run("console", text="topic list\ntopic nonsense\n")
+    assert done.exit_code == 130 and "nonsense" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (TopicNotFound("topic 't' does not exist in this cluster", "t"), 1),
+        (GroupNotFound("no broker knows\nthe group", "g"), 1),
+        (AdminError('it said "no"'), 1),
+    ],
+)
+def test_with_json_an_error_is_an_object_with_type_and_message(
+    error: Exception, code: int, meets: Any
+) -> None:
+    meets(error)
+    done = run("topic", "list", "--format", "json")
+    assert done.exit_code == code
+    assert error_of(done) == {
+        "type": type(error).__name__,
+        "message": " ".join(str(error).split()),
+    }
+    assert run("topic", "list").stderr.startswith("Error: ")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("topic", "create", "x", "--queues", "0", "--format", "json"),
+        ("--format=json", "nonsense"),
+        ("--timeout", "0", "status", "--format", "json"),
+        ("--cluster", "a/b", "up", "--format", "json"),
+    ],
+    ids=" ".join,
+)
+def test_with_json_wrong_usage_is_an_object_too(arguments: tuple[str, ...]) -> None:
+    done = run(*arguments)
+    assert done.exit_code == 2 and error_of(done)["message"]
