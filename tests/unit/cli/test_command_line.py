@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rmq_ray.actors.discovery import StaticDiscovery
-from rmq_ray.cli import context, doctor, ray_head
+from rmq_ray.cli import brokers, context, doctor, ray_head
 from rmq_ray.cli.main import hoisted, main
 from rmq_ray.clock import local_time
 from rmq_ray.errors import AdminError, ClusterError, ConfigError
@@ -262,6 +262,55 @@ def test_health_says_which_broker_has_too_few_copies(monkeypatch: pytest.MonkeyP
     assert json.loads(run("--format", "json", "status").stdout)["weak"] == {
         "broker-a": cluster.weak
     }
+
+
+class Stopping:
+    """A cluster of two brokers without slaves, told which states they are in."""
+
+    def __init__(self, *states: str) -> None:
+        self.states = states
+        self.stopped: list[tuple[str, bool]] = []
+
+    def replicas(self) -> list[dict[str, object]]:
+        return [
+            {"broker": f"broker-{letter}", "replica": 0, "state": state}
+            for letter, state in zip("ab", self.states, strict=True)
+        ]
+
+    def stop_broker(self, name: str, replica: int | None, *, force: bool) -> dict[str, object]:
+        self.stopped.append((name, force))
+        return {"broker": name, "replica": replica, "was": "running"}
+
+
+@pytest.mark.parametrize(
+    ("states", "arguments", "typed", "answer", "outcome"),
+    [
+        (("serving", "stopped"), (), False, "", "--force"),
+        (("draining", "failed"), ("--replica", "0"), False, "", "--force"),
+        (("serving", "stopped"), ("-y",), False, "", "--force"),
+        (("serving", "stopped"), ("--force",), False, "", "stopped"),
+        (("serving", "stopped"), (), True, "n\n", "Aborted"),
+        (("serving", "stopped"), (), True, "y\n", "stopped"),
+        (("serving", "serving"), (), False, "", "stopped"),
+        (("stopped", "serving"), (), False, "", "stopped"),
+    ],
+)
+def test_the_last_broker_that_serves_is_stopped_only_when_that_is_meant(
+    states: tuple[str, str],
+    arguments: tuple[str, ...],
+    typed: bool,
+    answer: str,
+    outcome: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = Stopping(*states)
+    monkeypatch.setattr(context.Options, "connect", lambda self: cluster)
+    monkeypatch.setattr(brokers, "on_terminal", lambda: typed)
+    result = run("broker", "stop", "broker-a", *arguments, text=answer)
+    if outcome == "stopped":
+        assert result.exit_code == 0 and cluster.stopped == [("broker-a", "--force" in arguments)]
+    else:
+        assert result.exit_code == 1 and outcome in result.stderr and not cluster.stopped
 
 
 def test_general_options_may_stand_behind_the_verb_but_not_behind_two_dashes() -> None:
