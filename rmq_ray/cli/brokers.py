@@ -145,8 +145,8 @@ def _is_last(copies: Sequence[Mapping[str, Any]], name: str, replica: int | None
 @pass_options
 @told
 def start(options: Options, name: str, replica: int | None) -> None:
-    """Start a copy of broker NAME that was stopped, on the store that it had. Returns when it
-    serves; a copy is in sync a moment later.
+    """Start a copy of broker NAME that was stopped, or whose disk was away, on the store that it
+    had. Returns when it serves; a copy is in sync a moment later.
     """
     output.record(options.connect().start_broker(name, replica), options.style)
 

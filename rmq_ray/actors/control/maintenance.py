@@ -75,16 +75,16 @@ class ReplicaMaintenance:
             }
 
     async def start(self, broker_name: str, replica: int) -> dict[str, Any]:
-        """Returns ``was`` and ``address`` once it serves; harmless for a copy that is not stopped.
-        Raises what keeps it from serving.
+        """Returns ``was`` ("failed", too) and ``address`` once it serves; harmless for a copy that
+        runs. Raises what keeps it from serving.
         """
         async with self._working:
             name = names.broker(self._cluster, broker_name, replica)
-            stopped = self._supervisor.stopped(name)
-            return {
-                "was": "running" if stopped is None else "stopped",
-                "address": await self._start(name),
-            }
+            was = "running" if self._supervisor.stopped(name) is None else "stopped"
+            if was == "running" and await self._failed(name):
+                await self._end(self._member(name))
+                was = "failed"
+            return {"was": was, "address": await self._start(name)}
 
     async def start_all(self) -> list[str]:
         """Every copy that is stopped, all at once; the names of their actors. One that does not
@@ -113,6 +113,17 @@ class ReplicaMaintenance:
         return stopped
 
     # --- inside ---
+
+    async def _failed(self, name: str) -> bool:
+        """Whether it will never serve as it runs now: it looks at its disk once, when it begins."""
+        self._member(name)
+        try:
+            await gateway.call_async(self._supervisor.handle(name), "serving")
+        except ClusterError:
+            return False
+        except RmqError:
+            return True
+        return False
 
     async def _start(self, name: str) -> str:
         stopped = self._supervisor.stopped(name)

@@ -19,7 +19,7 @@ from rmq_ray.actors.control.maintenance import ReplicaMaintenance
 from rmq_ray.actors.control.plan import ClusterPlan, StartOptions, make_plan
 from rmq_ray.actors.control.supervisor import ActorSpec, Supervisor, others_of
 from rmq_ray.actors.gateway import Ping
-from rmq_ray.errors import ClusterError, PromotionRefused, RmqError
+from rmq_ray.errors import ClusterError, PromotionRefused, RmqError, StoreMissing
 from tests.support.waiting import loop_turns
 
 BROKER = "broker-a"
@@ -28,7 +28,8 @@ BROKER = "broker-a"
 @dataclass
 class Actors:
     """What runs in Ray. ``refused``: cannot be created now; ``kept``: does not go when it is
-    killed; ``slow``: set while a creation waits for it.
+    killed; ``slow``: set while a creation waits for it; ``unmounted``: its disk is away now;
+    ``failed``: it was when the actor began.
     """
 
     alive: set[str] = field(default_factory=set)
@@ -36,6 +37,8 @@ class Actors:
     kept: set[str] = field(default_factory=set)
     slow: dict[str, asyncio.Event] = field(default_factory=dict)
     told: list[tuple[str, str]] = field(default_factory=list)
+    unmounted: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
 
     async def create_in_thread(
         self, shell: type, name: str, arguments: tuple[Any, ...], *, resource: str | None = None
@@ -44,6 +47,8 @@ class Actors:
             await self.slow[name].wait()
         if name in self.refused:
             raise ClusterError(f"Ray's control plane does not answer: {name}", name)
+        if name not in self.alive:
+            self.failed = self.failed - {name} | ({name} & self.unmounted)
         self.alive.add(name)
         return name
 
@@ -56,6 +61,8 @@ class Actors:
         if handle not in self.alive:
             raise ClusterError(f"actor {handle} died", handle)
         self.told.append((handle, method))
+        if method == "serving" and handle in self.failed:
+            raise StoreMissing(f"no store of {handle}: mount its disk", handle)
         return {"serving": f"address of {handle}", "status": {"identity": "i"}}.get(method)
 
     async def ping_handle(self, handle: str, timeout_s: float) -> Ping:
@@ -165,6 +172,25 @@ def test_a_start_that_fails_once_is_tried_again_and_until_then_the_copy_is_stopp
         actors.kill(copy(1))
         await supervised(supervisor)
         assert copy(1) in actors.alive
+
+    run(work())
+
+
+def test_a_start_looks_again_for_the_store_of_a_copy_whose_disk_was_away(actors: Actors) -> None:
+    async def work() -> None:
+        actors.unmounted.add(copy(0))
+        supervisor, service = await built(Election(1))
+        with pytest.raises(StoreMissing, match="mount its disk"):
+            await service.start(BROKER, 0)
+        actors.unmounted.clear()
+        assert await service.start(BROKER, 0) == {
+            "was": "failed",
+            "address": f"address of {copy(0)}",
+        }
+        assert not supervisor.histories()[copy(0)]["stopped"]
+        actors.told.clear()
+        assert (await service.start(BROKER, 0))["was"] == "running"
+        assert (copy(0), "stop") not in actors.told
 
     run(work())
 
