@@ -21,6 +21,7 @@ import ray
 from click.testing import CliRunner
 
 import rmq_ray as rmq
+from rmq_ray.actors import gateway
 from rmq_ray.cli.main import main
 from tests.support.waiting import eventually
 
@@ -364,6 +365,37 @@ def test_status_and_health_name_every_part(cli: Cli, mq: rmq.Cluster) -> None:
         0,
         mq.addresses["broker-a"][0],
     )
+
+
+def test_a_stopped_broker_is_told_by_status_and_health_and_looks_for_its_store_at_each_start(
+    cli: Cli, mq: rmq.Cluster
+) -> None:
+    plan = gateway.call(gateway.controller(mq.name), "plan")
+    store = Path(plan.brokers[0].store.path)
+    away = store.with_name("away")
+    general = ["--format", "json", *cli.general]
+
+    def ran(*arguments: str) -> Any:
+        return CliRunner().invoke(main, [*general, *arguments])
+
+    assert "--force" in ran("broker", "stop", "broker-a").stderr
+    try:
+        assert cli.look("broker", "stop", "broker-a", "--force")["was"] == "running"
+        for command in ("status", "health"):
+            said = ran(command)
+            assert said.exit_code == 1 and "stopped" in said.stdout
+        assert "`rmq-ray broker start broker-a --replica 0`" in ran("health").stderr
+        store.rename(away)
+        assert "StoreMissing" in ran("broker", "start", "broker-a").stderr
+        assert "StoreMissing" in json.loads(ran("status").stdout)["wrong"]["broker-a/0"]
+    finally:
+        if away.exists():
+            if store.exists():
+                store.rename(store.with_name("left"))
+            away.rename(store)
+        began = cli.look("broker", "start", "broker-a")
+    assert began["was"] == "failed"
+    assert ran("status").exit_code == ran("health").exit_code == 0
 
 
 def test_a_broker_is_drained_taken_back_and_cleaned(cli: Cli, mq: rmq.Cluster) -> None:
