@@ -67,6 +67,7 @@ class Cluster:
     def __init__(self, name: str) -> None:
         self.name = name
         self.discovery = RayDiscovery(name)
+        self._stopped = False
 
     def __repr__(self) -> str:
         return f"Cluster({self.name!r})"
@@ -223,8 +224,10 @@ class Cluster:
 
     def stop(self) -> None:
         """Stop all actors gracefully, stores cleanly closed. Data stay on disk; ``start`` with the
-        same path finds them.
+        same path finds them. A second call does nothing.
         """
+        if self._stopped and gateway.find(names.controller(self.name)) is None:
+            return
         forget_cluster(self.name)
         if "admin" in self.__dict__:
             self.admin.close()
@@ -232,6 +235,7 @@ class Cluster:
         controller = self._controller()
         gateway.call(controller, "stop", timeout_s=START_TIMEOUT_S)
         gateway.kill(names.controller(self.name), for_good=True)
+        self._stopped = True
 
     def _copy(
         self, method: str, broker_name: str, replica: int | None, timeout_s: float, *arguments: Any
