@@ -225,6 +225,7 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
 
     def look(self) -> None:
         """Give away what waits behind a call that does not return; again while there are claims."""
+        self._looking = False  # first: a claim that comes in meanwhile may be looked at twice
         now_ms = self._parts.clock.monotonic_ms()
         for claim in list(self._claims):
             took_ms = now_ms - claim.began_ms
@@ -235,7 +236,6 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
                 self._ready.put_first(rest)
                 if claim.batch.owner.held_back:
                     self._drained(claim.batch.owner)
-        self._looking = False
         if self._claims:
             self._look_later()
 
