@@ -72,7 +72,7 @@ def loads(text: str | bytes | bytearray | memoryview) -> Any:
     except RecursionError:
         raise ValueError(f"JSON nested deeper than {DEPTH_MAX} levels") from None
     except ValueError:
-        return _Reader(text).whole()
+        return _JsonReader(text).whole()
     if text.count("{") + text.count("[") > DEPTH_MAX:
         _check_depth(value)
     return value
@@ -196,7 +196,7 @@ def _check_depth(value: Any) -> None:
     raise ValueError(f"JSON nested deeper than {DEPTH_MAX} levels")
 
 
-class _Reader:
+class _JsonReader:
     """Recursive descent over tokens; ``at`` is the position after the last token read."""
 
     def __init__(self, text: str) -> None:

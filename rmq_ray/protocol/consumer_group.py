@@ -60,7 +60,7 @@ class GroupChange:
 
 
 @dataclass(frozen=True, slots=True)
-class Expired:
+class ExpiredMembers:
     """What housekeeping found: connections to close, groups that changed by it."""
 
     connections: tuple[Connection, ...]
@@ -213,7 +213,7 @@ class ConsumerTable:
                 changes.append(self._after_removal(group, True))
         return changes
 
-    def expire(self, now_ms: int, expiry_ms: int = CHANNEL_EXPIRY_MS) -> Expired:
+    def expire(self, now_ms: int, expiry_ms: int = CHANNEL_EXPIRY_MS) -> ExpiredMembers:
         """Members without a heartbeat for longer than ``expiry_ms`` leave; their connections are to
         be closed.
         """
@@ -226,7 +226,7 @@ class ConsumerTable:
             if silent:
                 changes.append(self._after_removal(group, True))
             gone.update(dict.fromkeys(silent))
-        return Expired(tuple(gone), tuple(changes))
+        return ExpiredMembers(tuple(gone), tuple(changes))
 
     def _after_removal(self, group: ConsumerGroup, notify: bool) -> GroupChange:
         if not group.channels:

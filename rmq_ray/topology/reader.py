@@ -115,10 +115,10 @@ def parse_topology(text: str, path: str = "rmq.toml") -> Topology:
         found = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not TOML: {error}", path) from None
-    return _Reader(source, found).topology()
+    return _TopologyReader(source, found).topology()
 
 
-class _Reader:
+class _TopologyReader:
     """One reading of one file."""
 
     def __init__(self, source: Source, found: Mapping[str, Any]) -> None:

@@ -23,7 +23,7 @@ from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.broker.broker import Broker, BrokerRoleTransition
-from rmq_ray.server.broker.registration import Registration
+from rmq_ray.server.broker.registration import BrokerRegistration
 from rmq_ray.server.replication.leadership import Leadership
 from tests.support.brokers.live_cluster import CLUSTER, SECRET, SMALL
 
@@ -208,7 +208,7 @@ def test_a_registration_that_was_not_answered_yet_is_taken_back() -> None:
             "name server",
         )
         address = await listener.start("127.0.0.1", 0)
-        told = Registration(
+        told = BrokerRegistration(
             Identity("broker-a", 0, "c", boot_ms=0),
             (str(address),),
             None,

@@ -19,7 +19,7 @@ from rmq_ray.client.push.send_back import RetrySender
 from rmq_ray.protocol.allocation.strategies import Averagely
 from rmq_ray.protocol.process_queue import ProcessQueue
 from rmq_ray.protocol.queue_locks import QueueLocks
-from rmq_ray.server.groups.membership import Membership
+from rmq_ray.server.groups.membership import GroupMembership
 from rmq_ray.server.send import send_back
 from rmq_ray.server.tables.broker_tables import BrokerTables
 from rmq_ray.server.tables.offset_table import OffsetTable
@@ -78,7 +78,7 @@ def lock_for_whoever_asks(patch: pytest.MonkeyPatch) -> None:
 
 
 def take_the_commits_of_zombies(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Membership, "is_fenced", lambda *_: False)
+    patch.setattr(GroupMembership, "is_fenced", lambda *_: False)
 
 
 def trust_a_lock_for_ever(patch: pytest.MonkeyPatch) -> None:

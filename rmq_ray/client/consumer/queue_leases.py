@@ -26,7 +26,7 @@ from weakref import WeakValueDictionary
 
 from rmq_ray.client.consumer.assigned_queue import AssignedQueue, QueueLease
 from rmq_ray.client.consumer.consumer_parts import ConsumerParts
-from rmq_ray.client.instance.timers import Timers
+from rmq_ray.client.instance.timers import ClientTimers
 from rmq_ray.errors import RemotingError, RmqError
 from rmq_ray.model.groups import LockHolder
 from rmq_ray.model.ids import Address, MessageQueue
@@ -57,7 +57,7 @@ class QueueLeases:
     def __init__(self, parts: ConsumerParts, lost: Callable[[AssignedQueue], None]) -> None:
         self._parts = parts
         self._lost = lost
-        self._timers = Timers(parts.clock, f"rmq-locks-{parts.group}")
+        self._timers = ClientTimers(parts.clock, f"rmq-locks-{parts.group}")
         self._gates: WeakValueDictionary[MessageQueue, threading.Lock] = WeakValueDictionary()
         self._waiting: dict[MessageQueue, LockHolder] = {}
         """Queues that somebody else holds, as last told."""

@@ -2,7 +2,7 @@
 and consumers of one client id.
 
     producers, consumers ─register─> ClientInstance ──> RouteCache   routes, every 30 s
-                                          │        ──> Timers       one daemon thread
+                                          │        ──> ClientTimers       one daemon thread
                                           └────────> BrokerLink     connection pools, name server
                                                                     choice
 
@@ -32,7 +32,7 @@ from typing import Protocol, TypeVar
 
 from rmq_ray.client.instance.broker_link import BrokerLink
 from rmq_ray.client.instance.route_cache import RouteCache, RouteWatch
-from rmq_ray.client.instance.timers import Timers
+from rmq_ray.client.instance.timers import ClientTimers
 from rmq_ray.clock import SYSTEM_CLOCK, Clock
 from rmq_ray.config import RemotingLimits
 from rmq_ray.errors import ClientError, RemotingError, ResponseError
@@ -161,7 +161,7 @@ class ClientInstance:
         self.routes = RouteCache(
             self._fetch_route, self._route_changed, self.link.drop, clock, self.similar_topics
         )
-        self.timers = Timers(clock, f"rmq-client-{client_id}")
+        self.timers = ClientTimers(clock, f"rmq-client-{client_id}")
         self._watch = RouteWatch(self.timers, clock, lambda topic: self.routes.refresh_all({topic}))
         self._state = ServiceState.CREATE_JUST
         self._lock = (

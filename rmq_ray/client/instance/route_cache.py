@@ -18,7 +18,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 
-from rmq_ray.client.instance.timers import Timers
+from rmq_ray.client.instance.timers import ClientTimers
 from rmq_ray.clock import SYSTEM_CLOCK, Clock
 from rmq_ray.errors import NoRoute, RemotingError, RequestTimeout, TopicNotWritable
 from rmq_ray.model.ids import MASTER_ID, Address, MessageQueue
@@ -434,7 +434,7 @@ class RouteWatch:
     at a time for each topic, and none once no send has failed for a second.
     """
 
-    def __init__(self, timers: Timers, clock: Clock, refresh: Callable[[str], None]) -> None:
+    def __init__(self, timers: ClientTimers, clock: Clock, refresh: Callable[[str], None]) -> None:
         self._timers = timers
         self._clock = clock
         self._refresh = refresh

@@ -25,7 +25,7 @@ this much later.
 log = logging.getLogger("rmq_ray.client.instance.timers")
 
 
-class Timers:
+class ClientTimers:
     """A table of repeated actions and the thread that runs them. ``run_due`` may be called without
     the thread (tests).
     """

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from rmq_ray.client.instance.timers import Timers
+from rmq_ray.client.instance.timers import ClientTimers
 from rmq_ray.client.outgoing.send_future import BatchOutcome
 from rmq_ray.client.sending.batch_bisect import ONE_OF_MANY, SplitBatch
 from rmq_ray.client.sending.per_queue_order import PerQueueOrder
@@ -139,7 +139,7 @@ class AsyncSender:
         self,
         clock: Clock,
         window: InFlightWindow,
-        worker: Timers,
+        worker: ClientTimers,
         release: Callable[[FrameId], object],
     ) -> None:
         self._clock = clock

@@ -22,7 +22,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from rmq_ray.client.instance.identity import ProducerIdentity
-from rmq_ray.client.instance.timers import Timers
+from rmq_ray.client.instance.timers import ClientTimers
 from rmq_ray.client.outgoing.send_future import BatchOutcome, SendFuture
 from rmq_ray.client.outgoing.send_payload import (
     RECORD_OVERHEAD,
@@ -107,7 +107,7 @@ class Accumulator:
         identity: ProducerIdentity,
         sender: AsyncSender,
         window: InFlightWindow,
-        worker: Timers,
+        worker: ClientTimers,
         find_queues: FindQueues,
     ) -> None:
         self._engine = engine

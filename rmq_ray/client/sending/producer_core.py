@@ -36,7 +36,7 @@ from concurrent.futures import ThreadPoolExecutor
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.instance.identity import ProducerIdentity
 from rmq_ray.client.instance.route_cache import RouteCache
-from rmq_ray.client.instance.timers import Timers
+from rmq_ray.client.instance.timers import ClientTimers
 from rmq_ray.client.outgoing.queue_choice import BrokerProbe, GroupOrder, QueueChoice, RoundRobin
 from rmq_ray.client.outgoing.send_future import BatchOutcome, SendFuture
 from rmq_ray.client.outgoing.send_payload import (
@@ -329,7 +329,7 @@ class ProducerCore:
         self.finishers: list[Callable[[], None]] = []
         """What ends behind the last send."""
         self.probe = self._make_probe()
-        self.worker = Timers(self.clock, f"rmq-producer-{config.group}")
+        self.worker = ClientTimers(self.clock, f"rmq-producer-{config.group}")
         self.window = InFlightWindow(config.frames_in_flight_max, config.buffer_bytes_max)
         self.async_sender = AsyncSender(self.clock, self.window, self.worker, self.identity.release)
         self.coalescer = SendCoalescer(

@@ -168,7 +168,7 @@ _LETTERS = {
 
 
 @header(message_id="msgId")
-class SendAnswer(Header):
+class SendAnswerHeader(Header):
     """Answer to a send: the offset id, the queue and its offset."""
 
     message_id: str
@@ -195,7 +195,7 @@ class PullHeader(Header):
 
 
 @header(suggested_broker="suggestWhichBrokerId", next_offset="nextBeginOffset")
-class PullAnswer(Header):
+class PullAnswerHeader(Header):
     """The four fields that are always there when the store was asked."""
 
     suggested_broker: int

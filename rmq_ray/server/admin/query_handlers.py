@@ -26,7 +26,7 @@ from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.responses import AnswerFrom, Refused
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.groups.consume_stats import store_ms_at
-from rmq_ray.server.groups.membership import Membership
+from rmq_ray.server.groups.membership import GroupMembership
 from rmq_ray.server.tables.offset_table import OffsetTable
 from rmq_ray.server.tables.topic_table import TopicTable
 from rmq_ray.store.front.message_store import MessageStore
@@ -43,7 +43,7 @@ class QueryHandlers:
         identity: Identity,
         topics: TopicTable,
         offsets: OffsetTable,
-        members: Membership,
+        members: GroupMembership,
         answer_from: AnswerFrom,
         clock: Clock,
     ) -> None:

@@ -20,7 +20,7 @@ from rmq_ray.remoting.wire.headers import CreateTopicHeader, DeleteGroupHeader, 
 from rmq_ray.server.base.config_saver import Saved
 from rmq_ray.server.base.responses import Answer, Refused
 from rmq_ray.server.base.store_keeper import StoreKeeper
-from rmq_ray.server.groups.membership import Membership
+from rmq_ray.server.groups.membership import GroupMembership
 from rmq_ray.server.tables.group_table import GroupTable
 from rmq_ray.server.tables.offset_table import OffsetTable
 from rmq_ray.server.tables.topic_table import TopicTable
@@ -41,7 +41,7 @@ class TopicHandlers:
         topics: TopicTable,
         groups: GroupTable,
         offsets: OffsetTable,
-        members: Membership,
+        members: GroupMembership,
         save_topics: Save,
         save_groups: Save,
         answer: Answer,

@@ -20,7 +20,7 @@ class _Timer:
     task: Task
 
 
-class Timers:
+class BrokerTimers:
     """Tasks with periods in ms."""
 
     def __init__(self, now_ms: float) -> None:

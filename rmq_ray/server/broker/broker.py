@@ -34,7 +34,7 @@ from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.listen_port import listen
 from rmq_ray.server.base.offload import ThreadOffload
 from rmq_ray.server.base.store_keeper import KeeperState
-from rmq_ray.server.broker.registration import Registration
+from rmq_ray.server.broker.registration import BrokerRegistration
 from rmq_ray.server.core.broker_core import TICK_MS, BrokerCore, answer_wait_ms
 from rmq_ray.server.core.drain import wind_down
 from rmq_ray.server.pull.hold_link import HoldLink
@@ -84,7 +84,7 @@ class Broker:
         self._core: BrokerCore | None = None
         self._offload: ThreadOffload | None = None
         self._reads: ThreadOffload | None = None
-        self._registration: Registration | None = None
+        self._registration: BrokerRegistration | None = None
         self._replica: Replica | None = None
         self._ticking: asyncio.Task[None] | None = None
         self._stopped = False
@@ -348,7 +348,7 @@ class Broker:
             if credentials.secret
             else None
         )
-        self._registration = Registration(
+        self._registration = BrokerRegistration(
             self._who,
             config.name_servers,
             to_name_servers,

@@ -52,7 +52,7 @@ class _Server:
     """Under which it was asked to have it last, answered or not."""
 
 
-class Registration:
+class BrokerRegistration:
     """``on_order``: takes the ORDER_TOPIC_CONFIG table of an answer. ``on_fatal``: told of an
     unexpected exception. ``on_master``: of a slave, told the master's address. ``epoch()``: of a
     master's election; None = there was none. An identity with a negative broker id is registered

@@ -32,14 +32,14 @@ from rmq_ray.server.base.counters import Counters, PutRate
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.offload import Offload
 from rmq_ray.server.base.store_keeper import StoreKeeper
-from rmq_ray.server.base.timers import Timers
+from rmq_ray.server.base.timers import BrokerTimers
 from rmq_ray.server.core.broker_handlers import HandlerParts, make_handlers
 from rmq_ray.server.core.dispatch import Dispatch
 from rmq_ray.server.core.drain import Drain
 from rmq_ray.server.core.upkeep import CLEAN_MS, FIRST_CLEAN_MS, Upkeep
 from rmq_ray.server.delay.delay_service import DelayService
 from rmq_ray.server.delay.timer_service import HOUR_MS, TimerService
-from rmq_ray.server.groups.membership import Membership
+from rmq_ray.server.groups.membership import GroupMembership
 from rmq_ray.server.pull.parked_pulls import Hold, OnWake
 from rmq_ray.server.replication.leadership import Leadership
 from rmq_ray.server.replication.leadership_gate import LeadershipGate
@@ -95,7 +95,7 @@ class BrokerCore:
         self._files = files or FileSystem()
         self.tables = BrokerTables(config, identity, clock, self._files, offload)
         self.drain = Drain(identity, self.tables.topics)
-        self.members = Membership(identity.name, clock, config.queue_lock_ms)
+        self.members = GroupMembership(identity.name, clock, config.queue_lock_ms)
         self._found: LoadedTables | None = None
         self.keeper = StoreKeeper(
             self._make_store,
@@ -154,7 +154,7 @@ class BrokerCore:
             self.counters,
             asker,
         )
-        self.timers = Timers(clock.monotonic_ms())
+        self.timers = BrokerTimers(clock.monotonic_ms())
         self._more_delays = self._more_checks = False
         self._replica_status: Callable[[], dict[str, Any]] | None = None
         self._started: list[Callable[[RmqError | None], None]] = []

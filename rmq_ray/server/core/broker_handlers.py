@@ -29,7 +29,7 @@ from rmq_ray.server.delay.timer_service import TimerService
 from rmq_ray.server.groups.group_handlers import GroupHandlers, SubscriptionWatch
 from rmq_ray.server.groups.group_operations import GroupOperations
 from rmq_ray.server.groups.lock_handlers import LockHandlers
-from rmq_ray.server.groups.membership import Membership
+from rmq_ray.server.groups.membership import GroupMembership
 from rmq_ray.server.groups.offset_handlers import OffsetHandlers
 from rmq_ray.server.pop.pop_service import PopService
 from rmq_ray.server.pull.parked_pulls import Hold, OnWake
@@ -58,7 +58,7 @@ class HandlerParts:
     identity: Identity
     keeper: StoreKeeper
     tables: BrokerTables
-    members: Membership
+    members: GroupMembership
     counters: Counters
     rate: PutRate
     acks: Acknowledgements

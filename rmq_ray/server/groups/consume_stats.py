@@ -15,7 +15,7 @@ from rmq_ray.model.ids import MessageQueue
 from rmq_ray.remoting.wire.bodies_admin import Progress
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.server.base.responses import Refused
-from rmq_ray.server.groups.membership import Membership
+from rmq_ray.server.groups.membership import GroupMembership
 from rmq_ray.server.tables.offset_table import OffsetTable
 from rmq_ray.server.tables.topic_table import TopicTable
 from rmq_ray.store.front.message_store import MessageStore
@@ -38,7 +38,7 @@ class Listed(NamedTuple):
 
 
 def listed(
-    topics: TopicTable, offsets: OffsetTable, members: Membership, ordered_only: bool
+    topics: TopicTable, offsets: OffsetTable, members: GroupMembership, ordered_only: bool
 ) -> list[Listed]:
     """What is to be told, in the loop. ``Refused`` beyond ``QUEUES_MAX`` queues."""
     found: list[Listed] = []

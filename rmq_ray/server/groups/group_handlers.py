@@ -25,7 +25,7 @@ from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, Command
 from rmq_ray.remoting.wire.headers import ConsumerGroupHeader, UnregisterClientHeader
 from rmq_ray.server.base.counters import Counters
-from rmq_ray.server.groups.membership import Membership, divides_queues, refusal_to_join
+from rmq_ray.server.groups.membership import GroupMembership, divides_queues, refusal_to_join
 from rmq_ray.server.tables.group_table import GroupTable
 from rmq_ray.server.tables.topic_table import TopicTable
 
@@ -39,7 +39,7 @@ class GroupHandlers:
 
     def __init__(  # noqa: PLR0913 - the tables that heartbeats fill
         self,
-        members: Membership,
+        members: GroupMembership,
         groups: GroupTable,
         topics: TopicTable,
         counters: Counters,

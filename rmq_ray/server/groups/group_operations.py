@@ -40,7 +40,7 @@ from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.responses import AnswerFrom, Refused
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.groups import consume_stats
-from rmq_ray.server.groups.membership import Membership
+from rmq_ray.server.groups.membership import GroupMembership
 from rmq_ray.server.tables.offset_table import OffsetTable
 from rmq_ray.server.tables.topic_table import TopicTable
 from rmq_ray.store.front.message_store import MessageStore
@@ -59,7 +59,7 @@ class GroupOperations:
         identity: Identity,
         topics: TopicTable,
         offsets: OffsetTable,
-        members: Membership,
+        members: GroupMembership,
         clock: Clock,
         answer_from: AnswerFrom,
     ) -> None:

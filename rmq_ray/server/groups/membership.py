@@ -26,7 +26,7 @@ CLIENT_ID = "client_id"
 CONSUMER_GROUPS = "consumer_groups"
 
 
-class Membership:
+class GroupMembership:
     """The tables of one broker that connections fill."""
 
     def __init__(self, broker_name: str, clock: Clock, lock_life_ms: int = LOCK_LIFE_MS) -> None:

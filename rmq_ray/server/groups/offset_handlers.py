@@ -24,7 +24,7 @@ from rmq_ray.remoting.wire.headers import (
 )
 from rmq_ray.server.base.responses import AnswerFrom
 from rmq_ray.server.base.store_keeper import StoreKeeper
-from rmq_ray.server.groups.membership import Membership
+from rmq_ray.server.groups.membership import GroupMembership
 from rmq_ray.server.tables.group_table import GroupTable
 from rmq_ray.server.tables.offset_table import Commit, OffsetTable
 from rmq_ray.server.tables.topic_table import TopicTable
@@ -42,7 +42,7 @@ class OffsetHandlers:
         topics: TopicTable,
         groups: GroupTable,
         offsets: OffsetTable,
-        members: Membership,
+        members: GroupMembership,
         answer_from: AnswerFrom,
     ) -> None:
         self._later = answer_from

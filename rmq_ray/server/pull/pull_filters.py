@@ -21,7 +21,7 @@ from rmq_ray.protocol.filters.filter_tag import tag_subscription
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.records import PullRecords
 from rmq_ray.server.base.responses import Refused
-from rmq_ray.server.groups.membership import Membership
+from rmq_ray.server.groups.membership import GroupMembership
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ EVERYTHING = Wanted()
 class PullFilters:
     """``enabled``: SQL92 filters may be used (enablePropertyFilter)."""
 
-    def __init__(self, members: Membership, filters: FilterTable, enabled: bool) -> None:
+    def __init__(self, members: GroupMembership, filters: FilterTable, enabled: bool) -> None:
         self._members = members
         self._filters = filters
         self._enabled = enabled

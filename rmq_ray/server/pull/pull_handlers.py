@@ -46,7 +46,7 @@ from rmq_ray.server.base.counters import Counters
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.responses import Answer, AnswerFrom, Refused
 from rmq_ray.server.base.store_keeper import StoreKeeper
-from rmq_ray.server.groups.membership import Membership, refusal_to_pull
+from rmq_ray.server.groups.membership import GroupMembership, refusal_to_pull
 from rmq_ray.server.pull.parked_pulls import Hold, OnWake, ParkedPulls
 from rmq_ray.server.pull.pull_filters import EVERYTHING, PullFilters, Wanted
 from rmq_ray.server.send.message_writer import MessageWriter
@@ -113,7 +113,7 @@ class PullTables:
     identity: Identity
     topics: TopicTable
     groups: GroupTable
-    members: Membership
+    members: GroupMembership
     offsets: OffsetTable
     filters: FilterTable
 

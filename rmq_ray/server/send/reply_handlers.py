@@ -25,7 +25,7 @@ from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import PushReplyHeader, SendHeader
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.responses import Answer
-from rmq_ray.server.groups.membership import Membership
+from rmq_ray.server.groups.membership import GroupMembership
 from rmq_ray.server.send.message_writer import MessageWriter, Origin
 from rmq_ray.server.send.send_path import SendPath
 
@@ -57,7 +57,7 @@ class ReplyHandlers:
         self,
         path: SendPath,
         writer: MessageWriter,
-        members: Membership,
+        members: GroupMembership,
         identity: Identity,
         host: tuple[str, int],
         answer: Answer,

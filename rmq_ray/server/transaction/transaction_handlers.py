@@ -55,7 +55,7 @@ from rmq_ray.remoting.wire.headers import CheckTransactionHeader, EndTransaction
 from rmq_ray.server.base.cold_reads import is_cold
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.responses import AnswerFrom, Refused
-from rmq_ray.server.groups.membership import Membership
+from rmq_ray.server.groups.membership import GroupMembership
 from rmq_ray.server.send.records_handlers import RecordsHandlers, first_record
 from rmq_ray.server.send.send_handlers import COPIES_ADD_BYTES, PROPERTIES_BYTES_MAX
 from rmq_ray.server.send.send_path import SendPath
@@ -309,7 +309,7 @@ class TransactionAsker:
     Implements ``transaction_service.CheckSender``.
     """
 
-    def __init__(self, members: Membership, host: tuple[str, int]) -> None:
+    def __init__(self, members: GroupMembership, host: tuple[str, int]) -> None:
         self._members = members
         self._host = host
         self._number = 0

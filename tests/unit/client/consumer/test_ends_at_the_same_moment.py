@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 
-from rmq_ray.client.instance.timers import Timers
+from rmq_ray.client.instance.timers import ClientTimers
 from rmq_ray.client.producer import request_reply
 from rmq_ray.client.producer.request_reply import RequestReply, request_reply_of
 from rmq_ray.client.pull import pull_consumer
@@ -114,7 +114,7 @@ def core_of(clock: ManualClock) -> Any:
         requests={},
         closers=[],
         disowners=[],
-        worker=Timers(clock, "worker"),
+        worker=ClientTimers(clock, "worker"),
         request_reply=None,
     )
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 
-from rmq_ray.client.instance.timers import Timers
+from rmq_ray.client.instance.timers import ClientTimers
 from rmq_ray.clock import SYSTEM_CLOCK, ManualClock
 
 
 def test_actions_run_first_after_their_delay_and_then_each_period() -> None:
     clock, ran = ManualClock(), list[str]()
-    timers = Timers(clock, "t")
+    timers = ClientTimers(clock, "t")
     timers.every("beat", 100, lambda: ran.append("beat"), first_ms=10)
     timers.run_due()
     assert ran == []
@@ -23,7 +23,7 @@ def test_actions_run_first_after_their_delay_and_then_each_period() -> None:
 
 def test_turns_that_were_missed_are_not_made_up() -> None:
     clock, ran = ManualClock(), list[int]()
-    timers = Timers(clock, "t")
+    timers = ClientTimers(clock, "t")
     timers.every("beat", 100, lambda: ran.append(1))
     clock.advance_ms(1000)
     timers.run_due()
@@ -35,7 +35,7 @@ def test_turns_that_were_missed_are_not_made_up() -> None:
 
 def test_delayed_actions_run_once_in_the_order_of_their_times() -> None:
     clock, ran = ManualClock(), list[str]()
-    timers = Timers(clock, "t")
+    timers = ClientTimers(clock, "t")
     timers.after(20, lambda: ran.append("late"))
     timers.after(10, lambda: ran.append("early"))
     timers.after(10, lambda: ran.append("early too"))
@@ -50,7 +50,7 @@ def test_delayed_actions_run_once_in_the_order_of_their_times() -> None:
 
 def test_asking_for_the_same_action_soon_twice_runs_it_once() -> None:
     ran = list[int]()
-    timers = Timers(ManualClock(), "t")
+    timers = ClientTimers(ManualClock(), "t")
     timers.soon("a", lambda: ran.append(1))
     timers.soon("a", lambda: ran.append(2))
     timers.run_due()
@@ -60,7 +60,7 @@ def test_asking_for_the_same_action_soon_twice_runs_it_once() -> None:
 
 def test_an_action_that_fails_neither_stops_the_others_nor_its_next_turn() -> None:
     clock, ran = ManualClock(), list[int]()
-    timers = Timers(clock, "t")
+    timers = ClientTimers(clock, "t")
 
     def fail() -> None:
         ran.append(0)
@@ -76,7 +76,7 @@ def test_an_action_that_fails_neither_stops_the_others_nor_its_next_turn() -> No
 
 def test_nothing_starts_after_close_and_the_thread_ends() -> None:
     ran = threading.Event()
-    timers = Timers(SYSTEM_CLOCK, "rmq-test-timers")
+    timers = ClientTimers(SYSTEM_CLOCK, "rmq-test-timers")
     timers.start()
     timers.soon("a", ran.set)
     assert ran.wait(5)

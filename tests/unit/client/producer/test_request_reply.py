@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from rmq_ray.client.instance.timers import Timers
+from rmq_ray.client.instance.timers import ClientTimers
 from rmq_ray.client.producer import request_reply
 from rmq_ray.client.producer.request_reply import PendingRequests, RequestReply
 from rmq_ray.clock import ManualClock
@@ -19,7 +19,7 @@ from rmq_ray.remoting.wire.codes import RequestCode
 def test_requests_are_looked_at_after_3_s_and_then_every_second() -> None:
     clock = ManualClock()
     core = SimpleNamespace(
-        clock=clock, requests={}, closers=[], disowners=[], worker=Timers(clock, "worker")
+        clock=clock, requests={}, closers=[], disowners=[], worker=ClientTimers(clock, "worker")
     )
     requests = RequestReply(cast(Any, core))
     assert RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT in core.requests and len(core.closers) == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmq_ray.client.instance.timers import Timers
+from rmq_ray.client.instance.timers import ClientTimers
 from rmq_ray.client.outgoing.send_future import BatchOutcome, SendFuture
 from rmq_ray.client.sending.async_sender import AsyncSend, AsyncSender, InFlightWindow
 from rmq_ray.client.sending.send_engine import InFlightSend
@@ -19,7 +19,7 @@ def refused(_wait: bool) -> InFlightSend:
 
 @pytest.mark.parametrize("closed_first", [False, True])
 def test_a_callback_of_a_send_that_ends_beside_the_close_is_called_once(closed_first: bool) -> None:
-    worker = Timers(SYSTEM_CLOCK, "worker")
+    worker = ClientTimers(SYSTEM_CLOCK, "worker")
     sender = AsyncSender(SYSTEM_CLOCK, InFlightWindow(4, 1 << 20), worker, lambda _frame_id: None)
     outcome = BatchOutcome(MessageQueue("orders", "broker-a", 0))
     called: list[object] = []

@@ -17,13 +17,13 @@ from rmq_ray.remoting.wire.headers import (
     ConsumerGroupHeader,
     CreateTopicHeader,
     EndTransactionHeader,
-    PullAnswer,
+    PullAnswerHeader,
     PullHeader,
     QueryMessageHeader,
     QueueHeader,
     RegisterBrokerHeader,
     RouteHeader,
-    SendAnswer,
+    SendAnswerHeader,
     SendBackHeader,
     SendHeader,
     UnregisterClientHeader,
@@ -86,7 +86,7 @@ def test_a_pull_has_the_eleven_fields_of_rocketmq() -> None:
 
 @pytest.mark.seed("S4-104")
 def test_a_pulls_answer_tells_next_min_and_max_offset_and_a_broker() -> None:
-    assert PullAnswer(1, 8, 0, 90).to_fields() == {
+    assert PullAnswerHeader(1, 8, 0, 90).to_fields() == {
         "suggestWhichBrokerId": "1",
         "nextBeginOffset": "8",
         "minOffset": "0",
@@ -131,7 +131,7 @@ def test_captured_sends_are_read_and_written_letter_by_letter() -> None:
 
 
 def test_captured_answers_and_requests_are_read() -> None:
-    assert SendAnswer.from_fields(BY_NAME["V11"]) == SendAnswer(
+    assert SendAnswerHeader.from_fields(BY_NAME["V11"]) == SendAnswerHeader(
         "7F000001000051AF000000026B122947", 0, 9
     )
     assert QueueHeader.from_fields(BY_NAME["V8"]) == QueueHeader("LabPy", 0)

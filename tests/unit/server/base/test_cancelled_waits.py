@@ -17,7 +17,7 @@ from rmq_ray.model.topics import DataVersion, TopicConfig
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.replicas import LogPiece, pack_piece
 from rmq_ray.server.base.identity import Identity
-from rmq_ray.server.broker.registration import Registration
+from rmq_ray.server.broker.registration import BrokerRegistration
 from rmq_ray.server.slave.replica_stream import ReplicaStream, Threads
 from tests.support.waiting import loop_turns
 
@@ -32,7 +32,7 @@ def no_tables() -> tuple[dict[str, TopicConfig], DataVersion]:
 def test_a_registration_stops_also_while_it_is_told_of_a_change(count: int) -> None:
     async def story() -> bool:
         fatal: list[object] = []
-        told = Registration(
+        told = BrokerRegistration(
             Identity("broker-a", 0, "c", boot_ms=0),
             ("127.0.0.1:9",),
             None,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from rmq_ray.server.base.timers import Timers
+from rmq_ray.server.base.timers import BrokerTimers
 
 
 def test_tasks_run_after_their_first_delay_and_then_each_period() -> None:
     runs: list[tuple[str, float]] = []
-    timers = Timers(0)
+    timers = BrokerTimers(0)
     now = 0.0
     timers.every(30, lambda: runs.append(("a", now)), first_ms=10)
     timers.every(20, lambda: runs.append(("b", now)))
@@ -18,7 +18,7 @@ def test_tasks_run_after_their_first_delay_and_then_each_period() -> None:
 
 def test_missed_periods_are_not_made_up_for() -> None:
     runs: list[int] = []
-    timers = Timers(0)
+    timers = BrokerTimers(0)
     timers.every(10, lambda: runs.append(1))
     timers.run_due(1_000)
     assert len(runs) == 1
@@ -30,7 +30,7 @@ def test_missed_periods_are_not_made_up_for() -> None:
 
 def test_a_task_added_later_counts_from_then() -> None:
     runs: list[int] = []
-    timers = Timers(0)
+    timers = BrokerTimers(0)
     timers.run_due(100)
     timers.every(10, lambda: runs.append(1))
     timers.run_due(109)

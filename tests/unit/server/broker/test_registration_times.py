@@ -15,7 +15,7 @@ from rmq_ray.config import BrokerConfig, RemotingLimits, StoreConfig
 from rmq_ray.errors import ConnectFailed, StoreNotReady
 from rmq_ray.model.topics import DataVersion, TopicConfig
 from rmq_ray.server.base.identity import Identity
-from rmq_ray.server.broker.registration import Registration
+from rmq_ray.server.broker.registration import BrokerRegistration
 from tests.support.waiting import loop_turns
 
 DEFAULT_MS = BrokerConfig(StoreConfig("/s")).register_interval_ms
@@ -34,7 +34,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch, period_ms: int, turns: list[Turn]) -
 
     async def story() -> None:
         done = asyncio.Event()
-        told = Registration(
+        told = BrokerRegistration(
             Identity("broker-a", 0, "c", boot_ms=0),
             ("127.0.0.1:9",),
             None,
@@ -113,7 +113,7 @@ def test_a_registration_that_failed_comes_again_within_a_quarter_of_a_second(
 
 def test_a_changed_topic_is_told_without_waiting_for_the_next_turn() -> None:
     async def story() -> int:
-        told = Registration(
+        told = BrokerRegistration(
             Identity("broker-a", 0, "c", boot_ms=0),
             ("127.0.0.1:9",),
             None,

@@ -17,7 +17,7 @@ from rmq_ray.remoting.wire import bodies
 from rmq_ray.remoting.wire.codes import RequestCode as Code
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
-from rmq_ray.remoting.wire.headers import PullAnswer, PullHeader
+from rmq_ray.remoting.wire.headers import PullAnswerHeader, PullHeader
 from rmq_ray.store.reading.filtered_reading import UNITS
 from tests.support.brokers.broker_bench import Bench, bodies_of, page_of, unpacked
 from tests.support.faults.fake_peer import FakePeer
@@ -95,7 +95,7 @@ def test_apache_rocketmqs_pull_is_filtered_as_well(bench: Bench) -> None:
     assert (
         answer.code == 0
         and b"200" in bytes(answer.body_bytes())
-        and PullAnswer.from_fields(answer.fields).next_offset == 2
+        and PullAnswerHeader.from_fields(answer.fields).next_offset == 2
     )
 
 
