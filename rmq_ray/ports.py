@@ -34,6 +34,15 @@ class Discovery(Protocol):
         ...
 
 
+@runtime_checkable
+class ExplainsAbsence(Protocol):
+    """A discovery that knows what was stopped on purpose."""
+
+    def why_no_broker(self) -> str | None:
+        """Why no broker can be there and what brings one back; None where one should be."""
+        ...
+
+
 class Peer(Protocol):
     """The other end of a server's connection, as handlers see it. ``send`` writes one whole frame
     or does nothing when closed.

@@ -79,6 +79,16 @@ class RayDiscovery:
         """All brokers of the cluster, those included that are down."""
         return gateway.broker_names(self.cluster)
 
+    def why_no_broker(self) -> str | None:
+        """Why no broker can be there: all of them were stopped on purpose. None where that is not
+        so.
+        """
+        stopped = gateway.stopped_brokers(self.cluster)
+        if set(stopped) != set(gateway.broker_names(self.cluster)):
+            return None
+        commands = ", ".join(f"`rmq-ray broker start {name}`" for name in stopped)
+        return f"{', '.join(stopped)} stopped: start it with {commands}"
+
 
 class StaticDiscovery:
     """A cluster whose addresses are known: for processes without Ray, and for Apache RocketMQ

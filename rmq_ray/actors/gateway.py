@@ -418,6 +418,23 @@ def broker_names(cluster: str) -> tuple[str, ...]:
     )
 
 
+def stopped_brokers(cluster: str) -> tuple[str, ...]:
+    """Brokers of which every copy was stopped on purpose. ``ClusterError`` where the cluster does
+    not run.
+    """
+    handle = controller(cluster)
+    known = call(handle, "members", timeout_s=FOUND_TIMEOUT_S)
+    copies = call(handle, "plan", timeout_s=FOUND_TIMEOUT_S).all_copies()
+    running = {
+        config.broker_name
+        for _, config in copies
+        if not known.get(names.broker(cluster, config.broker_name, config.broker_id), {}).get(
+            "stopped"
+        )
+    }
+    return tuple(name for name in broker_names(cluster) if name not in running)
+
+
 def clusters() -> list[str]:
     """Names of the message clusters that run in this Ray cluster."""
     require_ray()

@@ -82,7 +82,7 @@ def produce(  # noqa: PLR0913 - options of the command
         "keys": list(keys),
         "properties": dict(_pair(text) for text in properties),
     }
-    options.connect()
+    options.admin.masters()  # what is stopped is told now, not when the send's time is over
     with rmq_ray.Producer(
         GROUP, cluster=options.cluster, send_timeout_ms=options.timeout_ms, trace=trace
     ) as producer:
@@ -205,6 +205,7 @@ def consume(
     Tables show bodies only; --format json prints an object a line with everything (a body that is
     not UTF-8 as base64:...).
     """
+    options.admin.masters()
     options.admin.route(topic)
     printer = _Printer(options.style, limit)
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -12,7 +12,7 @@ from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.errors import AdminError, ResponseError, TopicNotFound
 from rmq_ray.model.ids import MASTER_ID, Address
 from rmq_ray.model.topics import BrokerData
-from rmq_ray.ports import Discovery
+from rmq_ray.ports import Discovery, ExplainsAbsence
 from rmq_ray.remoting.wire.bodies import decode_cluster_info
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Buffer, Command
@@ -48,10 +48,11 @@ class AdminLink:
         """Addresses of the masters by broker name. Waits for the brokers' registration at a name
         server that has just started.
 
-        ``AdminError`` where there is none when the time-out is over.
+        ``AdminError`` where there is none when the time-out is over; at once, with the command that
+        helps, where all were stopped on purpose.
         """
         clock = self._client().clock
-        deadline = clock.monotonic_ms() + self._timeout_ms
+        deadline, asked = clock.monotonic_ms() + self._timeout_ms, False
         while True:
             found = {
                 data.broker_name: Address.parse(data.addresses[MASTER_ID])
@@ -60,6 +61,10 @@ class AdminLink:
             }
             if found:
                 return found
+            if not asked:
+                asked, discovery = True, self._discovery
+                if isinstance(discovery, ExplainsAbsence) and (why := discovery.why_no_broker()):
+                    raise AdminError(why)
             if clock.monotonic_ms() > deadline:
                 raise AdminError(
                     "no broker is registered at the name servers: see `rmq-ray status`"

@@ -4,10 +4,13 @@ which error.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from rmq_ray.client.admin.admin import Admin, _is_system
 from rmq_ray.client.admin.admin_link import accepted
+from rmq_ray.clock import ManualClock
 from rmq_ray.errors import AdminError, ClientError, ResponseError, TopicNotFound
 from rmq_ray.ports import ClusterAddress
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
@@ -132,3 +135,34 @@ def test_topics_of_the_system_of_brokers_and_of_groups_are_told_apart_from_users
     ]
     assert [name for name in system if not _is_system(name, own)] == []
     assert [name for name in ("orders", "broker-b", "retry", "TBW") if _is_system(name, own)] == []
+
+
+class Stopped:
+    """A discovery that knows whether brokers were stopped on purpose."""
+
+    def __init__(self, why: str | None) -> None:
+        self.why = why
+        self.asked = 0
+
+    def lookup(self) -> ClusterAddress:
+        raise AssertionError("nobody has to connect for this")
+
+    def why_no_broker(self) -> str | None:
+        self.asked += 1
+        return self.why
+
+
+@pytest.mark.parametrize(
+    ("why", "waited_ms"), [("broker-a stopped: start it with ...", 0), (None, 30_000)]
+)
+def test_brokers_that_were_stopped_on_purpose_are_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, why: str | None, waited_ms: int
+) -> None:
+    clock, discovery = ManualClock(1_000), Stopped(why)
+    admin = Admin(discovery, timeout_ms=30_000)
+    monkeypatch.setattr(admin, "_client", lambda: SimpleNamespace(clock=clock))
+    monkeypatch.setattr(admin, "brokers", list)
+    with pytest.raises(AdminError, match=why or "no broker is registered"):
+        admin.masters()
+    waited = clock.monotonic_ms() - ManualClock(1_000).monotonic_ms()
+    assert waited_ms <= waited < waited_ms + 100 and discovery.asked == 1
