@@ -388,7 +388,7 @@ def test_a_stopped_broker_is_told_by_status_and_health_and_looks_for_its_store_a
         for command in (("group", "lag", "billing", "orders"), ("produce", "orders", "x")):
             began = time.monotonic()
             refused = ran(*command)
-            assert refused.exit_code == 1 and time.monotonic() - began < 2
+            assert refused.exit_code == 1 and time.monotonic() - began < 5, "at once"
             assert (
                 "broker-a stopped: start it with `rmq-ray broker start broker-a`"
                 in (json.loads(refused.stderr)["message"])
