@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,6 +73,7 @@ def decorated(topic: str, notes: Any, pause_s: float = 0.0, **settings: Any) -> 
 def test_a_decorated_function_becomes_a_group_that_shares_the_queues_and_scales(
     mq: rmq.Cluster, topic: str, notes: Any
 ) -> None:
+    began = time.time()
     with decorated(topic, notes).deploy(num_actors=2, num_cpus=0.1, cluster=mq.name) as workers:
         eventually(
             lambda: (
@@ -92,6 +94,12 @@ def test_a_decorated_function_becomes_a_group_that_shares_the_queues_and_scales(
         fill(mq, topic, 50, 200)
         eventually(lambda: len({body for body, _ in seen(notes)}) == 250, 30)
     assert len(seen(notes)) == 250, "a graceful change of the group's members repeats nothing"
+    logs = [
+        path
+        for path in Path("/tmp/ray").glob("session_*/logs/worker-*.err")
+        if path.stat().st_mtime >= began
+    ]
+    assert logs and not any("blocking ray.get" in path.read_text() for path in logs)
     assert mq.admin.group_clients(f"group-of-{topic}") == []
 
 

@@ -29,6 +29,7 @@ from rmq_ray.actors.gateway import Ping
 from rmq_ray.actors.shell import is_restart, spawn
 from rmq_ray.client.admin.admin import Admin
 from rmq_ray.clock import SYSTEM_CLOCK
+from rmq_ray.config import put_environment
 from rmq_ray.errors import ClusterError, ConfigError, GroupNotFound, RmqError
 from rmq_ray.model.topics import Permission
 from rmq_ray.protocol.actor_resources import ActorResources
@@ -66,6 +67,9 @@ class FleetShell:
 
     def __init__(self, packed: bytes) -> None:
         spec: FleetSpec = gateway.unpack(packed)
+        # the lag is measured in a thread, where a blocking call holds nothing up; Ray warns all the
+        # same
+        put_environment("RAY_WARN_BLOCKING_GET_INSIDE_ASYNC", "0")
         self._spec = spec
         self._workers: list[Any] = []
         self._target = 0
