@@ -385,7 +385,7 @@ def test_a_stopped_broker_is_told_by_status_and_health_and_looks_for_its_store_a
             said = ran(command)
             assert said.exit_code == 1 and "stopped" in said.stdout
         assert "`rmq-ray broker start broker-a --replica 0`" in ran("health").stderr
-        for command in (("group", "lag", "billing", "orders"), ("produce", "orders", "x")):
+        for command in (("group", "lag", "billing"), ("produce", "orders", "x")):
             began = time.monotonic()
             refused = ran(*command)
             assert refused.exit_code == 1 and time.monotonic() - began < 5, "at once"
