@@ -9,6 +9,7 @@ import pickle
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -190,7 +191,7 @@ def test_the_command_line_fails_and_says_it_on_one_line(
         return Producer(group, discovery=tiny, **settings)
 
     tiny = cluster
-    monkeypatch.setattr(context.Options, "connect", lambda self: None)
+    monkeypatch.setattr(context.Options, "admin", SimpleNamespace(masters=dict))
     monkeypatch.setattr(rmq_ray, "Producer", producer, raising=False)
     arguments = ["produce", "orders"] if text else ["produce", "orders", "x"]
     result = CliRunner().invoke(main, arguments, input=text)
