@@ -99,7 +99,7 @@ class BrokerShell:
         """Counters and states, for people and tests."""
         found = {"pid": os.getpid(), **self._broker.status()}
         if self._error is not None:
-            found |= {"state": "failed", "error": f"{type(self._error).__name__}: {self._error}"}
+            found |= {"state": "broken", "error": f"{type(self._error).__name__}: {self._error}"}
         return found
 
     async def stop(self) -> None:

@@ -16,7 +16,7 @@ from rmq_ray.config import BrokerConfig, ReplicationMode
 from rmq_ray.protocol.election.copies import needs_all, not_delivered
 
 MASTER, SLAVE, WAITING = "master", "slave", "waiting"
-SERVING, STOPPED, FAILED = "serving", "stopped", "failed"
+SERVING, STOPPED, BROKEN = "serving", "stopped", "broken"
 
 
 def rows(
@@ -87,7 +87,7 @@ def said(actor: str, status: Mapping[str, Any]) -> str:
     if state == STOPPED:
         return f"{state}{since}: {start} starts it"
     error = status.get("error")
-    if state == FAILED:
+    if state == BROKEN:
         return f"{state} ({error}): when that is mended, {start}"
     return f"{state}{f' ({error})' if error else ''}: see `rmq-ray doctor` and `ray logs`"
 

@@ -238,8 +238,8 @@ def test_status_and_health_say_since_when_and_which_command_helps(
     )
     assert run("status").stdout.splitlines()[1] == said
     assert run("health").stderr == f"Error: not serving: {said}\n"
-    cluster.broker_state, cluster.since_ms, cluster.error = "failed", 0, "StoreMissing: no store"
-    assert "broker-a/0: failed (StoreMissing: no store): when that is mended, `rmq-ray broker" in (
+    cluster.broker_state, cluster.since_ms, cluster.error = "broken", 0, "StoreMissing: no store"
+    assert "broker-a/0: broken (StoreMissing: no store): when that is mended, `rmq-ray broker" in (
         run("status").stdout
     )
     cluster.broker_state, cluster.error, cluster.fault = "serving", "", "its log does not fit"
@@ -286,7 +286,7 @@ class Stopping:
     ("states", "arguments", "typed", "answer", "outcome"),
     [
         (("serving", "stopped"), (), False, "", "--force"),
-        (("draining", "failed"), ("--replica", "0"), False, "", "--force"),
+        (("draining", "broken"), ("--replica", "0"), False, "", "--force"),
         (("serving", "stopped"), ("-y",), False, "", "--force"),
         (("serving", "stopped"), ("--force",), False, "", "stopped"),
         (("serving", "stopped"), (), True, "n\n", "Aborted"),
