@@ -38,8 +38,7 @@ class ClientActorClass:
 
     def remote(self, *arguments: Any, **settings: Any) -> Any:
         """Create the actor; its handle. ``ConfigError`` where the cluster must be named."""
-        if settings.get("name_servers") is None:
-            settings["cluster"] = meant_cluster(settings.get("cluster"))
+        settings["cluster"] = meant_cluster(settings.get("cluster"), settings.get("name_servers"))
         return self._actor.remote(*arguments, **settings)
 
     def __getattr__(self, name: str) -> Any:

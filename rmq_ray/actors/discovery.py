@@ -35,10 +35,12 @@ def forget_cluster(cluster: str) -> None:
     _used.pop(cluster, None)
 
 
-def meant_cluster(cluster: str | None) -> str:
-    """The cluster of a call that names this one, or none. ``ConfigError`` where it could be any of
-    several, or the name does not fit.
+def meant_cluster(cluster: str | None, name_servers: Sequence[str] | str | None = None) -> str:
+    """The cluster of a call that names this one, or none; of one that gives addresses it is a name
+    only. ``ConfigError`` where it could be any of several, or the name does not fit.
     """
+    if name_servers is not None:
+        return cluster or DEFAULT_CLUSTER
     if cluster is None:
         session = gateway.session()
         used = [name for name, by in _used.items() if by == session]
@@ -84,7 +86,7 @@ class RayDiscovery:
         so.
         """
         stopped = gateway.stopped_brokers(self.cluster)
-        if set(stopped) != set(gateway.broker_names(self.cluster)):
+        if not all(stopped.values()):
             return None
         commands = ", ".join(f"`rmq-ray broker start {name}`" for name in stopped)
         return f"{', '.join(stopped)} stopped: start it with {commands}"
@@ -134,5 +136,5 @@ def discovery_for(
     return (
         RayDiscovery(cluster)
         if name_servers is None
-        else StaticDiscovery(name_servers, secret, cluster or DEFAULT_CLUSTER)
+        else StaticDiscovery(name_servers, secret, meant_cluster(cluster, name_servers))
     )

@@ -418,21 +418,18 @@ def broker_names(cluster: str) -> tuple[str, ...]:
     )
 
 
-def stopped_brokers(cluster: str) -> tuple[str, ...]:
-    """Brokers of which every copy was stopped on purpose. ``ClusterError`` where the cluster does
-    not run.
+def stopped_brokers(cluster: str) -> dict[str, bool]:
+    """Broker -> whether every copy of it was stopped on purpose. ``ClusterError`` where the cluster
+    does not run.
     """
     handle = controller(cluster)
     known = call(handle, "members", timeout_s=FOUND_TIMEOUT_S)
-    copies = call(handle, "plan", timeout_s=FOUND_TIMEOUT_S).all_copies()
-    running = {
-        config.broker_name
-        for _, config in copies
-        if not known.get(names.broker(cluster, config.broker_name, config.broker_id), {}).get(
-            "stopped"
-        )
-    }
-    return tuple(name for name in broker_names(cluster) if name not in running)
+    found: dict[str, bool] = {}
+    for _, config in call(handle, "plan", timeout_s=FOUND_TIMEOUT_S).all_copies():
+        actor = names.broker(cluster, config.broker_name, config.broker_id)
+        is_stopped = bool(known.get(actor, {}).get("stopped"))
+        found[config.broker_name] = found.get(config.broker_name, True) and is_stopped
+    return found
 
 
 def clusters() -> list[str]:

@@ -83,7 +83,7 @@ def iter_batches(  # noqa: PLR0913 - the settings of the outermost call
     chosen = None if columns is None else checked_columns(columns, ClientError)
     options: dict[str, Any] = {"auto_commit": False, "start_from": start_from, **settings}
     # the consumer is opened later, perhaps in another process, which would mean another cluster
-    meant = meant_cluster(cluster) if name_servers is None else cluster
+    meant = meant_cluster(cluster, name_servers)
 
     def open_consumer() -> PullConsumer:
         return PullConsumer(

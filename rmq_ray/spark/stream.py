@@ -191,7 +191,7 @@ def write_stream_topic(  # noqa: PLR0913 - the settings of the outermost call
     check_schema(df, Columns(body, key, tag, names))
     Trigger(trigger_seconds, available_now)
     # batches are written later, when this process may use other clusters as well
-    meant = meant_cluster(cluster) if name_servers is None else cluster
+    meant = meant_cluster(cluster, name_servers)
     discovery = discovery_for(meant, name_servers, secret)
     write_queues(discovery, topic, discovery.broker_names())  # it exists
     query_id: list[str] = []

@@ -135,18 +135,20 @@ class QueueLease:
 
     def is_held(self, now_ms: float) -> bool:
         """Whether nobody else can have the queue now."""
-        if now_ms - self._asked_ms > self._trusted_ms:
-            return False
-        return self._asked_ms > self._lost_ms or now_ms - self._lost_ms <= LOST_TRUSTED_MS
+        return now_ms <= self._ends_ms
 
     def status(self, now_ms: float) -> dict[str, int]:
         """``lock_epoch``; ``lock_trusted_ms``: for how long it is held without another refresh, 0 =
         it is not.
         """
+        return {"lock_epoch": self.epoch, "lock_trusted_ms": max(0, round(self._ends_ms - now_ms))}
+
+    @property
+    def _ends_ms(self) -> float:
         ends_ms = self._asked_ms + self._trusted_ms
         if self._asked_ms <= self._lost_ms:
             ends_ms = min(ends_ms, self._lost_ms + LOST_TRUSTED_MS)
-        return {"lock_epoch": self.epoch, "lock_trusted_ms": max(0, round(ends_ms - now_ms))}
+        return ends_ms
 
     def may_work(self, now_ms: float) -> bool:
         """Whether messages may be pulled and handed out."""

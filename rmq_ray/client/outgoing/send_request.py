@@ -371,13 +371,21 @@ def _listed_bodies(topic: str, bodies: Any) -> list[Any]:
     """Of any iterable, and of an Arrow array."""
     if isinstance(bodies, str | bytes | bytearray | memoryview | Mapping):
         bodies = None
-    try:
-        return cast(list[Any], getattr(bodies, "to_pylist", lambda: list(bodies))())
-    except (TypeError, RuntimeError):
+    found = _column_values(bodies)
+    if found is None:
         raise ClientError(
             f"send_batch({topic!r:.80}, ...) takes a list of bodies, each of them bytes; call "
             f"{BATCH_FORM}"
-        ) from None
+        )
+    return found
+
+
+def _column_values(given: Any) -> list[Any] | None:
+    """Of any iterable, and of an Arrow array; None of anything else."""
+    try:
+        return cast(list[Any], getattr(given, "to_pylist", lambda: list(given))())
+    except (TypeError, RuntimeError):
+        return None
 
 
 def _texts(count: int, tags: object, keys: object, properties: object) -> list[str]:
@@ -399,17 +407,14 @@ def _column(name: str, given: Any, count: int, one: type) -> Sequence[Any]:
     """One value for each of ``count`` bodies; ``one``: the type of a value that is for all."""
     if given is None or isinstance(given, one):
         return [given] * count
-    try:
-        found = getattr(given, "to_pylist", lambda: list(given))()
-    except (TypeError, RuntimeError):
-        found = None
+    found = _column_values(given)
     if found is None or len(found) != count:
         has = "is no list" if found is None else f"has {len(found)} values"
         raise ClientError(
             f"{name} of send_batch {has}, {given!r:.80}; give one value for all messages, or a "
             f"list with one for each of the {count} bodies"
         )
-    return cast(list[Any], found)
+    return found
 
 
 def split_batch(
