@@ -271,9 +271,9 @@ class BrokerConfig(_Group):
     name_servers: tuple[str, ...] = ()  # "host:port"
     foreign: ForeignClients = ForeignClients.CLOSED  # who may come without our handshake
     replication: ReplicationMode = ReplicationMode.ASYNC_MASTER  # brokerRole; of a master
-    copies_min: int = (
-        2  # SYNC_MASTER: copies in sync that an acknowledgement needs, the master's counted
-    )
+    # SYNC_MASTER: copies in sync that an acknowledgement needs, the master's counted; with 1 it
+    # waits for the slaves in sync, and goes on alone while none is
+    copies_min: int = 2
     slave_timeout_ms: int = 3_000  # slaveTimeout -> FLUSH_SLAVE_TIMEOUT
     in_sync_lag_ms: int = (
         5_000  # a slave that lacks bytes for longer leaves the in-sync set (RocketMQ 5: 15 s)
@@ -342,8 +342,8 @@ class BrokerConfig(_Group):
             "acl",
         )
         _require(
-            2 <= self.copies_min <= 16,
-            "copies_min must be 2 to 16 (the master counts; with 1, ASYNC_MASTER says the same)",
+            1 <= self.copies_min <= 16,
+            "copies_min must be 1 to 16 (the master counts; with 1 it goes on alone)",
             self.copies_min,
         )
         _within(

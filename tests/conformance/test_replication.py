@@ -172,6 +172,44 @@ def test_without_slaves_a_sync_master_says_so_and_shows_nothing_until_one_is_bac
         assert told("not delivered") == told("delivers again") == 1
 
 
+def test_with_copies_min_1_a_master_goes_on_alone_and_waits_for_its_slave_when_it_is_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def told(words: str) -> int:
+        return sum(words in record.getMessage() for record in caplog.records)
+
+    collector = Collector()
+    with (
+        ReplicatedCluster(tmp_path, 1, SYNC | {"copies_min": 1}) as cluster,
+        Producer("p", discovery=cluster) as producer,
+        PushConsumer(
+            "g",
+            listener=collector,
+            subscriptions={"orders": "*"},
+            discovery=cluster,
+            start_from="first",
+        ),
+    ):
+        cluster.in_sync()
+        producer.send("orders", b"one")
+        cluster.stop_slave()
+        sent = 1
+        assert producer.send("orders", b"alone").status is SendStatus.SEND_OK
+        collector.wait_for(2)
+        eventually(lambda: told("goes on alone (copies_min=1)") == 1)
+        assert cluster.replication()["alone"]
+        cluster.start_slave()
+        while not cluster.replication()["slaves"].get(1, {}).get("in_sync"):
+            assert producer.send("orders", b"meanwhile").status is SendStatus.SEND_OK
+            sent += 1
+        assert not cluster.replication()["alone"]
+        producer.send("orders", b"last")
+        confirmed = cluster.replication()["confirmed"]
+        assert cluster.slave_store().written_offset >= confirmed >= cluster.store().visible_offset
+        collector.wait_for(sent + 2)
+        eventually(lambda: told("acknowledges and delivers again with its slaves") == 1)
+
+
 def test_a_slave_that_hangs_costs_a_timeout_and_then_its_place_in_the_set(tmp_path: Path) -> None:
     with (
         ReplicatedCluster(tmp_path, 0, SYNC | {"in_sync_lag_ms": 1_500}) as cluster,

@@ -269,3 +269,44 @@ def test_with_one_slave_a_lone_master_tells_everybody_that_nothing_is_delivered(
             assert producer.send("orders", b"three").status is rmq.SendStatus.SEND_OK
     finally:
         cluster.stop()
+
+
+def test_with_copies_min_1_the_only_copy_goes_on_and_the_next_failover_loses_nothing(
+    tmp_path: Path,
+) -> None:
+    name = f"solo{uuid.uuid4().hex[:6]}"
+    cluster = rmq.start(
+        name,
+        store_path=str(tmp_path),
+        replicas=1,
+        replication="sync",
+        broker_settings={"copies_min": 1},
+        store_settings=SMALL,
+    )
+    collector = Collector()
+    try:
+        with (
+            rmq.Producer(cluster=name, send_timeout_ms=30_000) as producer,
+            rmq.PushConsumer(
+                "g",
+                listener=collector,
+                subscriptions={"orders": "*"},
+                cluster=name,
+                start_from="first",
+            ),
+        ):
+            producer.send("orders", b"one")
+            old = int(settled(cluster)["master"])
+            cluster.stop_broker("broker-a", replica=old, force=True)
+            assert producer.send("orders", b"two").status is rmq.SendStatus.SEND_OK
+            collector.wait_for(2, 60)
+            assert "none to take over" in cluster.weak_brokers()["broker-a"]
+            cluster.start_broker("broker-a", replica=old)
+            eventually(lambda: not cluster.weak_brokers(), 60)
+            cluster.promote("broker-a", old)
+            eventually(lambda: election(cluster)["master"] == old, 30)
+            assert producer.send("orders", b"three").status is rmq.SendStatus.SEND_OK
+            collector.wait_for(3, 60)
+            assert sorted(set(collector.bodies)) == [b"one", b"three", b"two"]
+    finally:
+        cluster.stop()

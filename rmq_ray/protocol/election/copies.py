@@ -25,6 +25,6 @@ def needs_all(broker: str, copies: int, copies_min: int) -> str | None:
     return (
         f"{broker} has replication='sync', {slaves} and copies_min={copies_min}: while any copy is "
         f"away, after a fail-over until the old master is back, sends raise SendUnconfirmed and "
-        f"nothing is delivered. With replicas={copies} any one may be away; replication='async' "
-        f"goes on alone, and may lose the newest messages with a disk"
+        f"nothing is delivered. With replicas={copies} any one may be away; with copies_min=1 the "
+        f"master goes on alone while no slave is in sync, on one disk then"
     )

@@ -4,6 +4,10 @@ acknowledged (docs/reliability.md).
     joined ─> FOLLOWING ─its copy reaches what is confirmed─> IN SYNC
         ─behind for longer than lag_ms, or gone─> FOLLOWING, forgotten
 
+With ``copies_min=1`` a master for whom nobody is waited is *alone*: what it has is confirmed. A
+follower that keeps up with it is *awaited*: from then on nothing is confirmed that it lacks, so
+that it can reach what is confirmed while the log grows.
+
 Under a controller there are two sets: the one above, which changes at once, and the *approved* one,
 which the controller has on its disk and elects from. The first is proposed for the second. Who was
 proposed may have been approved without a word of it having come back: a copy is waited for, and its
@@ -22,7 +26,7 @@ Invariants: ``confirmed`` never falls; it rises only while at least ``copies_min
 master's counts) are in the set, under a controller in the approved one, and never beyond the copy
 of a member of either. A follower enters the set only with everything that was confirmed before, in
 this reign or an earlier one. Nobody ceases to be waited for before the controller can elect him no
-more.
+more. A master is alone while nobody is in the set, approved, asked for, or awaited.
 
 Where two copies of a log part: what a returning master has to cut off (design contract 12).
 
@@ -101,6 +105,8 @@ class Follower:
     connected: bool = True
     caught_up: bool = False
     """Whether it ever had the whole log since it joined."""
+    awaited: bool = False
+    """A master that was alone confirms nothing more that this one lacks."""
     answered_ms: float = -inf
     """When the last answer was sent to it."""
     renewed_ms: float = -inf
@@ -167,7 +173,7 @@ class Followers:
             if not f.connected and f.broker_id not in self._electable
         ]:
             del self._followers[broker_id]
-        return self._raise()
+        return self._raise() or self.alone
 
     def joined(self, broker_id: int, address: str, written: int, now_ms: float) -> Follower:
         """A slave that holds a prefix of the log begins (again) to follow."""
@@ -206,42 +212,43 @@ class Followers:
                 True,
             )
         follower.seen_end, follower.reported_ms = end, now_ms
+        begins = self.alone and follower.caught_up and self._is_on_time(follower, now_ms)
+        if self.alone:
+            self.confirmed = max(self.confirmed, end)
+        follower.awaited = follower.awaited or begins
         entered = not follower.in_sync and self._may_enter(follower, now_ms)
         follower.in_sync = follower.in_sync or entered
-        return self._raise() or entered
+        follower.awaited = follower.awaited and not follower.in_sync
+        return self._raise() or entered or begins
 
     def left(self, broker_id: int) -> bool:
-        """Its connection ended. True when it was in sync: those who wait may have to wait for
+        """Its connection ended. True when it was waited for: those who wait may have to wait for
         fewer, or nobody may be enough any more.
         """
         follower = self._followers.get(broker_id)
         if follower is None:
             return False
-        was_in_sync, follower.in_sync, follower.connected = follower.in_sync, False, False
+        counted = follower.in_sync or follower.awaited
+        follower.in_sync = follower.awaited = follower.connected = False
         if broker_id not in self._electable:
             del self._followers[broker_id]
-        return was_in_sync and (self._raise() or True)
+        return counted and (self._raise() or True)
 
     def expire(self, end: int, now_ms: float) -> bool:
         """Put those out of the set that lack bytes for longer than ``lag_ms``, and under a
         controller those that were silent for so long that their promise is about to end: without it
         nothing would be written that they could lack. True when the set changed.
         """
+        counted = [f for f in self._followers.values() if f.in_sync or f.awaited]
         late = [
             f
-            for f in self._followers.values()
-            if f.in_sync
-            and self._held(f) < end
-            and now_ms - max(f.caught_up_ms, 0.0) > self._lag_ms
+            for f in counted
+            if self._held(f) < end and now_ms - max(f.caught_up_ms, 0.0) > self._lag_ms
         ]
         if self._approved is not None:
-            late += [
-                f
-                for f in self._followers.values()
-                if f.in_sync and now_ms - f.reported_ms > SILENT_MS
-            ]
+            late += [f for f in counted if now_ms - f.reported_ms > SILENT_MS]
         for follower in late:
-            follower.in_sync = False
+            follower.in_sync = follower.awaited = False
         if late:
             self._raise()
         return bool(late)
@@ -259,9 +266,21 @@ class Followers:
         return 1 + sum(f.in_sync for f in self._followers.values()) >= self._copies_min
 
     @property
+    def alone(self) -> bool:
+        """Nobody is waited for and one copy is enough: what the master has is confirmed, whatever
+        ``confirmed`` says.
+        """
+        return self._waits and self._copies_min == 1 and not self._copies()
+
+    @property
     def has_begun(self) -> bool:
         """Whether everything that the log had when this master was elected may be shown."""
-        return self._approved is None or not self._waits or self.confirmed >= self._began[0]
+        return (
+            self._approved is None
+            or not self._waits
+            or self.confirmed >= self._began[0]
+            or self.alone
+        )
 
     @property
     def lease_until_ms(self) -> float:
@@ -329,7 +348,7 @@ class Followers:
         """
         if self._approved is None:
             return self._held(follower) >= self.confirmed
-        on_time = now_ms - follower.caught_up_ms <= self._lag_ms
+        on_time = self._is_on_time(follower, now_ms)
         needed = (
             self.confirmed
             if follower.broker_id in self._approved
@@ -337,12 +356,17 @@ class Followers:
         )
         return on_time and (self._held(follower) >= needed if self._waits else follower.caught_up)
 
+    def _is_on_time(self, follower: Follower, now_ms: float) -> bool:
+        return now_ms - follower.caught_up_ms <= self._lag_ms
+
     def _held(self, follower: Follower) -> int:
         return follower.flushed if self._flush_counts else follower.written
 
     def _copies(self) -> list[int]:
         """How far everybody is who is waited for; 0 for one who is approved and has not joined."""
-        needed = {f.broker_id for f in self._followers.values() if f.in_sync} | self._electable
+        needed = {
+            f.broker_id for f in self._followers.values() if f.in_sync or f.awaited
+        } | self._electable
         return [
             self._held(self._followers[broker_id]) if broker_id in self._followers else 0
             for broker_id in needed

@@ -140,8 +140,7 @@ class Replication:
             )
         else:
             self.followers.begin(store.end_offset)
-        if self.sync:
-            store.set_replicated(self.followers.confirmed)
+        self._limit(store)
         store.on_written = self.written
 
     def lost(self) -> None:
@@ -236,7 +235,9 @@ class Replication:
         """
         if not self.leads:
             return 0
-        return min(durable, self.followers.confirmed) if self.sync else durable
+        if not self.sync or self.followers.alone:
+            return durable
+        return min(durable, self.followers.confirmed)
 
     def covered(self, durable: int) -> int:
         """Up to where it may be noted for the next life that something was done, when the log is
@@ -344,7 +345,8 @@ class Replication:
         return {
             "mode": self._config.replication.value,
             "enough": self.enough,
-            "confirmed": self.followers.confirmed,
+            "alone": self.followers.alone,
+            "confirmed": end if self.followers.alone else self.followers.confirmed,
             "slaves": slaves,
             "leads": self.leads,
             "master_epoch": self._epoch or 0,
@@ -353,21 +355,30 @@ class Replication:
     # --- inside -----------------------------------------------------------------------------------
 
     def _tell_short(self, now_ms: float) -> None:
-        """One line when sends begin to be neither acknowledged nor delivered, one when that ends;
-        none where slaves join in time.
+        """One line when too few copies are in sync, one when that ends; none where slaves join in
+        time.
         """
-        since, name = self._short_since_ms, self._identity.name
-        if self.enough:
+        since, name, alone = self._short_since_ms, self._identity.name, self.followers.alone
+        if self.enough and not alone:
             if since == inf:
-                log.warning("%s acknowledges and delivers again: slaves are in sync", name)
+                log.warning(
+                    "%s acknowledges and delivers again with its slaves: they are in sync", name
+                )
             self._short_since_ms = None
         elif since is None:
             self._short_since_ms = now_ms
         elif now_ms - since >= SHORT_MS:
             self._short_since_ms = inf
+            if alone:
+                log.warning(
+                    "%s goes on alone (copies_min=1): no slave in sync, what it acknowledges is on "
+                    "its own disk only",
+                    name,
+                )
+                return
             copies = 1 + len(self.followers.in_sync)
             log.warning(
-                "of %s %s (copies_min=%d): bring a copy back; replication='async' goes on alone",
+                "of %s %s (copies_min=%d): bring a copy back; copies_min=1 goes on alone",
                 name,
                 not_delivered(copies),
                 self._config.copies_min,
@@ -537,9 +548,15 @@ class Replication:
 
     def _confirm(self) -> None:
         store = self._keeper.store
-        if store is not None and self.sync:
-            store.set_replicated(self.followers.confirmed)
+        if store is not None:
+            self._limit(store)
         self._settle()
+
+    def _limit(self, store: MessageStore) -> None:
+        """Nothing becomes visible that those lack who are waited for."""
+        if self.sync:
+            alone = self.followers.alone
+            store.set_replicated(None if alone else self.followers.confirmed)
 
     def _forget(self) -> None:
         peers, self._peers = self._peers, {}

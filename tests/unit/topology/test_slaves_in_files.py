@@ -155,7 +155,7 @@ def test_without_slaves_there_is_no_ledger_and_else_it_lies_beside_the_file(tmp_
             9,
             "replication must be one of 'async', 'sync'",
         ),
-        ("copies_min = 2", "copies_min = 1", 10, "copies_min must be 2 to 16"),
+        ("copies_min = 2", "copies_min = 0", 10, "copies_min must be 1 to 16"),
         (
             "copies_min = 2",
             "copies_min = 4",

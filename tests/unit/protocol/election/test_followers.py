@@ -99,13 +99,39 @@ def test_lag_is_told_in_bytes_and_in_ms_since_it_had_everything() -> None:
     )
 
 
+def test_a_master_that_is_content_with_one_copy_goes_on_alone() -> None:
+    table = followers(copies_min=1)
+    assert table.alone and table.enough
+    table.joined(1, "s1", 0, 0)
+    assert not table.reported(1, 0, 0, 700, 1) and table.alone, "it copies what there is"
+    assert not table.in_sync and table.confirmed == 700
+    assert table.reported(1, 700, 0, 900, 2) and not table.alone, "it keeps up: it is awaited"
+    assert table.confirmed == 900 and not table.in_sync, "900 may have been acknowledged alone"
+    assert not table.reported(1, 899, 0, 1_000, 3) and table.confirmed == 900
+    assert table.reported(1, 950, 0, 1_000, 4) and table.in_sync == (1,)
+    assert table.confirmed == 950, "from here on as any slave in sync"
+    assert table.left(1) and table.alone
+
+
+def test_who_is_awaited_and_does_not_come_holds_up_nobody_for_long() -> None:
+    table = followers(copies_min=1, lag_ms=1_000)
+    table.joined(1, "s1", 0, 0)
+    table.reported(1, 0, 0, 100, 0)
+    table.reported(1, 100, 0, 200, 500)
+    assert not table.alone and not table.expire(300, 900)
+    assert table.expire(300, 1_101) and table.alone
+    table.reported(1, 300, 0, 400, 2_000)
+    table.reported(1, 400, 0, 500, 2_100)
+    assert not table.alone and table.left(1) and table.alone, "nor one that goes"
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_confirmed_never_falls_and_never_passes_a_member_of_the_set(seed: int) -> None:
     chance = random.Random(seed)
     table = followers(
         copies_min=chance.choice((1, 2, 3)), lag_ms=50, flush_counts=chance.random() < 0.5
     )
-    end, now, held = 0, 0, dict.fromkeys((1, 2, 3), 0)
+    end, now, held, acknowledged = 0, 0, dict.fromkeys((1, 2, 3), 0), 0
     for _ in range(400):
         now += chance.randrange(20)
         end += chance.randrange(50)
@@ -121,5 +147,6 @@ def test_confirmed_never_falls_and_never_passes_a_member_of_the_set(seed: int) -
             held[number] = chance.randrange(held[number], end + 1)
             table.reported(number, held[number], held[number], end, now)
         assert before <= table.confirmed <= end
-        if table.confirmed > before:
-            assert table.enough and all(held[member] >= table.confirmed for member in table.in_sync)
+        acknowledged = max(acknowledged, end if table.alone else table.confirmed)
+        assert all(held[member] >= acknowledged for member in table.in_sync)
+        assert table.confirmed == before or table.enough
