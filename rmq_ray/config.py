@@ -258,6 +258,19 @@ class RemotingLimits(_Group):
 
 
 @dataclass(frozen=True, slots=True)
+class AuditConfig(_Group):
+    """The audit log of one server (docs/security.md)."""
+
+    file_bytes_max: int = 16 * MIB  # then the next file begins
+    files_max: int = 4  # the newest; older ones are removed
+    fold_ms: int = 10_000  # repeats of one refusal within it are counted, not written
+
+    def __post_init__(self) -> None:
+        _check_kinds(self)
+        _within(self, file_bytes_max=(4_096, 16 * GIB), files_max=(1, 100), fold_ms=(0, DAY_MS))
+
+
+@dataclass(frozen=True, slots=True)
 class BrokerConfig(_Group):
     """One broker (brokerName, brokerId): rules of protocol-behaviour 5, 9-12, 17-19."""
 
@@ -333,6 +346,7 @@ class BrokerConfig(_Group):
     # popped and not settled, a group and queue (RocketMQ 5's popInflightMessageThreshold)
     pop_in_flight_max: int = 10_000
     limits: RemotingLimits = field(default_factory=RemotingLimits)
+    audit: AuditConfig = field(default_factory=AuditConfig)
 
     def __post_init__(self) -> None:
         _check_kinds(self)
@@ -412,6 +426,7 @@ class NameServerConfig(_Group):
     order_messages: bool = False  # orderMessageEnable: routes carry orderTopicConf
     foreign: ForeignClients = ForeignClients.CLOSED
     limits: RemotingLimits = field(default_factory=RemotingLimits)
+    audit: AuditConfig = field(default_factory=AuditConfig)
 
     def __post_init__(self) -> None:
         _check_kinds(self)

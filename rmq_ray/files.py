@@ -292,6 +292,11 @@ class FileSystem:
         file.truncate(size)
         return file
 
+    def open_private(self, path: str) -> File:
+        """Open for reading and writing, made if it is missing; nobody but this user may read it."""
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_CREAT
+        return File(path, self._call("open", path, lambda: os.open(path, flags, 0o600)))
+
     def open_to_read(self, path: str) -> File:
         """Open for reading only (scans of a store that another process owns)."""
         return File(
