@@ -65,7 +65,16 @@ if TYPE_CHECKING:
         TransactionSendResult,
     )
     from rmq_ray.cluster import Cluster, connect, start, start_from
-    from rmq_ray.config import BrokerConfig, ConsumerConfig, ProducerConfig, StoreConfig
+    from rmq_ray.config import (
+        BrokerConfig,
+        ClientAuth,
+        ConsumerConfig,
+        ProducerConfig,
+        StoreConfig,
+        Tls,
+        TlsMode,
+        TlsSettings,
+    )
     from rmq_ray.errors import (
         AdminError,
         BodyUnreadable,
@@ -157,7 +166,11 @@ __all__ = [
     "ConsumeTrace",
     "ConsumerActor",
     "ConsumerApp",
+    "ClientAuth",
     "ConsumerConfig",
+    "Tls",
+    "TlsMode",
+    "TlsSettings",
     "GroupInUse",
     "GroupNotFound",
     "LikeGroup",
@@ -254,7 +267,8 @@ _HOMES = {
     "rmq_ray.client.transaction.transaction": "Transaction",
     "rmq_ray.client.transaction.transaction_listener": "TransactionListener TransactionSendResult",
     "rmq_ray.cluster": "Cluster connect start start_from",
-    "rmq_ray.config": "BrokerConfig ConsumerConfig ProducerConfig StoreConfig",
+    "rmq_ray.config": "BrokerConfig ClientAuth ConsumerConfig ProducerConfig StoreConfig Tls "
+    "TlsMode TlsSettings",
     "rmq_ray.errors": (
         "AdminError BodyUnreadable BrokerBusy ClientError ClusterError CommitFailed "
         "ConfigError ConsumeError GroupInUse GroupNotFound MessageIllegal "

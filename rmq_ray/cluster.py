@@ -43,7 +43,7 @@ from rmq_ray.actors.control.survey import Survey, survey
 from rmq_ray.actors.discovery import RayDiscovery, forget_cluster, meant_cluster, use_cluster
 from rmq_ray.client.admin.admin import Admin
 from rmq_ray.clock import SYSTEM_CLOCK
-from rmq_ray.config import DEFAULT_CLUSTER
+from rmq_ray.config import DEFAULT_CLUSTER, TlsSettings
 from rmq_ray.errors import ClusterError, ConfigError, RmqError, StoreMissing
 from rmq_ray.topology import known_stores
 from rmq_ray.topology.reader import read_topology
@@ -299,6 +299,7 @@ def start(  # noqa: PLR0913 - the settings of the outermost call
     broker_settings: Mapping[str, Any] | None = None,
     store_settings: Mapping[str, Any] | None = None,
     failover_settings: Mapping[str, Any] | None = None,
+    tls: TlsSettings | None = None,
     timeout_s: float = START_TIMEOUT_S,
 ) -> Cluster:
     """Start a cluster of named detached actors, or attach to the one that runs under this name; its
@@ -315,7 +316,7 @@ def start(  # noqa: PLR0913 - the settings of the outermost call
 
     ``brokers``: masters, each with its own queues of a topic. ``foreign``: "open" lets Apache
     RocketMQ's own clients in, at ``name_server_port`` and ``broker_port`` (0 = any free one, kept).
-    ``timeout_s``: until all of them serve.
+    ``tls``: of all ports; files of each node. ``timeout_s``: until all of them serve.
 
     Raises ``ConfigError`` for wrong arguments, ``ClusterError`` where Ray cannot do it, and the
     store's own typed error (``StoreInUse``, ``StoreForeign``, ``StoreUnwritable``...) where a
@@ -333,6 +334,7 @@ def start(  # noqa: PLR0913 - the settings of the outermost call
         broker_settings=broker_settings,
         store_settings=store_settings,
         failover_settings=failover_settings,
+        tls=tls,
     )
     if (running := gateway.find(names.controller(name))) is None:
         _start_new(name, asked, host, (name_server_port, broker_port), timeout_s)

@@ -55,6 +55,24 @@ class ForeignClients(Enum):
     ACL = "acl"
 
 
+class TlsMode(Enum):
+    """What a port does with a connection whose first byte begins TLS, and with one that does
+    not.
+    """
+
+    DISABLED = "disabled"  # plain only
+    PERMISSIVE = "permissive"  # both: for the time in which clients change over
+    ENFORCING = "enforcing"  # TLS only
+
+
+class ClientAuth(Enum):
+    """Whether a client must show a certificate that the CA signed."""
+
+    NONE = "none"
+    OPTIONAL = "optional"  # it need not, but a wrong one is refused
+    REQUIRE = "require"
+
+
 class _Group:
     """Mixin of the setting groups: build from a mapping with unknown keys refused."""
 
@@ -271,6 +289,53 @@ class AuditConfig(_Group):
 
 
 @dataclass(frozen=True, slots=True)
+class Tls(_Group):
+    """How a client speaks TLS. Each of ``ca``, ``certificate`` and ``key`` is the path of a PEM
+    file, or its text.
+
+    Files are read again for new connections when they change.
+    """
+
+    ca: str = ""  # who signs the servers' certificates; "" = whom the system trusts
+    certificate: str = ""  # the client's own, where servers have client_auth
+    key: str = field(default="", repr=False)  # of the certificate; "" = in the same file
+    key_password: str = field(default="", repr=False)
+    check_host: bool = True  # the certificate must name the host that is connected to
+
+    def __post_init__(self) -> None:
+        _check_kinds(self)
+        _require(
+            bool(self.certificate) or not self.key,
+            "a key needs its certificate, which is",
+            self.certificate,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TlsSettings(_Group):
+    """TLS of a server's port, and of what the server itself connects to. Paths of PEM files, each
+    on the host of its server; they are read again when they change.
+    """
+
+    mode: TlsMode = TlsMode.DISABLED
+    certificate: str = ""  # of the server, the chain behind it
+    key: str = ""  # of the certificate; "" = in the same file
+    key_password: str = field(default="", repr=False)
+    ca: str = ""  # whom clients and other servers believe, and who signs clients' certificates
+    client_auth: ClientAuth = ClientAuth.NONE
+    client_certificate: str = ""  # what clients get that find the cluster through Ray
+    client_key: str = ""  # its key; "" = in the same file
+    check_host: bool = True  # certificates must name the host that is connected to
+
+    def __post_init__(self) -> None:
+        _check_kinds(self)
+        if self.mode is TlsMode.DISABLED:
+            return
+        _require(bool(self.certificate), "tls needs a certificate, a PEM file", self.certificate)
+        _require(bool(self.ca), "tls needs ca, the PEM file of who signed it", self.ca)
+
+
+@dataclass(frozen=True, slots=True)
 class BrokerConfig(_Group):
     """One broker (brokerName, brokerId): rules of protocol-behaviour 5, 9-12, 17-19."""
 
@@ -345,6 +410,7 @@ class BrokerConfig(_Group):
     ] = ()  # objects with before(ctx) and after(ctx), pickled with this: server/send/send_hooks.py
     # popped and not settled, a group and queue (RocketMQ 5's popInflightMessageThreshold)
     pop_in_flight_max: int = 10_000
+    tls: TlsSettings = field(default_factory=TlsSettings)
     limits: RemotingLimits = field(default_factory=RemotingLimits)
     audit: AuditConfig = field(default_factory=AuditConfig)
 
@@ -425,6 +491,7 @@ class NameServerConfig(_Group):
     scan_interval_ms: int = 10_000
     order_messages: bool = False  # orderMessageEnable: routes carry orderTopicConf
     foreign: ForeignClients = ForeignClients.CLOSED
+    tls: TlsSettings = field(default_factory=TlsSettings)
     limits: RemotingLimits = field(default_factory=RemotingLimits)
     audit: AuditConfig = field(default_factory=AuditConfig)
 

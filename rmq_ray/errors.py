@@ -34,6 +34,7 @@ says whose fault it was.
     │   ├── FrameTooLarge                more than 16 MiB to send: nothing was sent (caller)
     │   ├── MalformedFrame               the peer broke the protocol; it is cut off (peer)
     │   ├── HandshakeFailed              wrong secret, cluster or role (peer)
+    │   │   └── TlsFailed                a certificate, or an end without TLS (peer)
     │   └── ResponseError                the peer answered with a failure code
     ├── StoreError                       the disk's side
     │   ├── StoreInUse, StoreMissing, StoreForeign, StoreUnwritable
@@ -372,6 +373,12 @@ class HandshakeFailed(RemotingError):
     """Wrong secret, cluster or role, or a foreign client on a closed port."""
 
     code = 16
+
+
+class TlsFailed(HandshakeFailed):
+    """No TLS came about: a certificate that has expired, names another host or comes of an unknown
+    CA, a client certificate that is missing, or an end that does not speak TLS. Nothing was sent.
+    """
 
 
 class ResponseError(RemotingError):

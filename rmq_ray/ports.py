@@ -10,18 +10,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from rmq_ray.config import Tls
 from rmq_ray.model.ids import MessageQueue
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterAddress:
-    """How to reach a cluster: its name, name servers (``host:port``) and the secret of the
-    handshake (empty = none).
+    """How to reach a cluster: its name, name servers (``host:port``), the secret of the handshake
+    (empty = none), and how TLS is spoken (None = plain).
     """
 
     cluster: str
     name_servers: tuple[str, ...]
     secret: bytes = b""
+    tls: Tls | None = None
 
 
 class Discovery(Protocol):

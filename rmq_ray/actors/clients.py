@@ -2,9 +2,9 @@
 discovery object.
 
 ``cluster`` names a cluster of this Ray cluster (None: ``actors.discovery`` tells which one is
-meant); ``name_servers`` (``"host:port;host:port"`` or a
-list) with ``secret`` reaches one without Ray. Everything else is the client's: settings are those
-of ``ProducerConfig`` and ``ConsumerConfig``.
+meant); ``name_servers`` (``"host:port;host:port"`` or a list) with ``secret`` reaches one without
+Ray, over TLS with ``tls`` (``rmq.Tls``), else as ``RMQ_TLS_CA`` says. Everything else is the
+client's: settings are those of ``ProducerConfig`` and ``ConsumerConfig``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from rmq_ray.client.producer import async_producer, producer, transaction_produc
 from rmq_ray.client.pull import pull_consumer
 from rmq_ray.client.push import push_consumer
 from rmq_ray.client.transaction.transaction_listener import TransactionListener
+from rmq_ray.config import Tls
 
 
 class Producer(producer.Producer):
@@ -27,7 +28,8 @@ class Producer(producer.Producer):
 
     ``group``: None = one that all such producers share. ``cluster``: one of this Ray cluster, None
     = the one that this process started or connected to (else ``RMQ_CLUSTER``, else "default");
-    ``name_servers`` ("host:port;host:port", or a list) with ``secret`` reaches one without Ray.
+    ``name_servers`` ("host:port;host:port", or a list) with ``secret`` reaches one without Ray,
+    over TLS with ``tls`` (``rmq.Tls``), else as ``RMQ_TLS_CA`` says.
     ``settings``: fields of ``ProducerConfig``, or ``config=``; ``client_id=``: equal ids share
     connections; ``hooks=``, ``checks=``: see each send. Times given to calls are seconds. Raises
     ``ConfigError`` for wrong settings, ``ClusterError`` where there is no such cluster.
@@ -40,9 +42,12 @@ class Producer(producer.Producer):
         cluster: str | None = None,
         name_servers: Sequence[str] | str | None = None,
         secret: bytes = b"",
+        tls: Tls | None = None,
         **settings: Any,
     ) -> None:
-        super().__init__(group, discovery=discovery_for(cluster, name_servers, secret), **settings)
+        super().__init__(
+            group, discovery=discovery_for(cluster, name_servers, secret, tls), **settings
+        )
 
 
 class TransactionProducer(transaction_producer.TransactionProducer):
@@ -58,12 +63,13 @@ class TransactionProducer(transaction_producer.TransactionProducer):
         cluster: str | None = None,
         name_servers: Sequence[str] | str | None = None,
         secret: bytes = b"",
+        tls: Tls | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(
             group,
             listener=listener,
-            discovery=discovery_for(cluster, name_servers, secret),
+            discovery=discovery_for(cluster, name_servers, secret, tls),
             **settings,
         )
 
@@ -83,9 +89,12 @@ class AsyncProducer(async_producer.AsyncProducer):
         cluster: str | None = None,
         name_servers: Sequence[str] | str | None = None,
         secret: bytes = b"",
+        tls: Tls | None = None,
         **settings: Any,
     ) -> None:
-        super().__init__(group, discovery=discovery_for(cluster, name_servers, secret), **settings)
+        super().__init__(
+            group, discovery=discovery_for(cluster, name_servers, secret, tls), **settings
+        )
 
 
 class PushConsumer(push_consumer.PushConsumer):
@@ -108,13 +117,14 @@ class PushConsumer(push_consumer.PushConsumer):
         cluster: str | None = None,
         name_servers: Sequence[str] | str | None = None,
         secret: bytes = b"",
+        tls: Tls | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(
             group,
             listener=listener,
             subscriptions=subscriptions,
-            discovery=discovery_for(cluster, name_servers, secret),
+            discovery=discovery_for(cluster, name_servers, secret, tls),
             **settings,
         )
 
@@ -136,9 +146,12 @@ class PullConsumer(pull_consumer.PullConsumer):
         cluster: str | None = None,
         name_servers: Sequence[str] | str | None = None,
         secret: bytes = b"",
+        tls: Tls | None = None,
         **settings: Any,
     ) -> None:
-        super().__init__(group, discovery=discovery_for(cluster, name_servers, secret), **settings)
+        super().__init__(
+            group, discovery=discovery_for(cluster, name_servers, secret, tls), **settings
+        )
 
 
 class SimpleConsumer(simple_consumer.SimpleConsumer):
@@ -160,8 +173,9 @@ class SimpleConsumer(simple_consumer.SimpleConsumer):
         cluster: str | None = None,
         name_servers: Sequence[str] | str | None = None,
         secret: bytes = b"",
+        tls: Tls | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(
-            topic, group, discovery=discovery_for(cluster, name_servers, secret), **settings
+            topic, group, discovery=discovery_for(cluster, name_servers, secret, tls), **settings
         )

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rmq_ray.actors import gateway, names
-from rmq_ray.config import CLUSTER_VARIABLE, DEFAULT_CLUSTER, environment
+from rmq_ray.config import CLUSTER_VARIABLE, DEFAULT_CLUSTER, Tls, environment
 from rmq_ray.errors import ConfigError
 from rmq_ray.model.ids import Address
 from rmq_ray.ports import ClusterAddress
@@ -98,7 +98,11 @@ class StaticDiscovery:
     """
 
     def __init__(
-        self, name_servers: Sequence[str] | str, secret: bytes = b"", cluster: str = DEFAULT_CLUSTER
+        self,
+        name_servers: Sequence[str] | str,
+        secret: bytes = b"",
+        cluster: str = DEFAULT_CLUSTER,
+        tls: Tls | None = None,
     ) -> None:
         parts = name_servers.split(";") if isinstance(name_servers, str) else name_servers
         addresses = tuple(part.strip() for part in parts if part.strip())
@@ -118,7 +122,7 @@ class StaticDiscovery:
                 f"secret must be bytes, not {type(secret).__name__}; "
                 f"`Cluster.discovery.lookup().secret` has it where the cluster runs"
             )
-        self._address = ClusterAddress(cluster, addresses, secret)
+        self._address = ClusterAddress(cluster, addresses, secret, tls)
 
     def lookup(self) -> ClusterAddress:
         """Always the same."""
@@ -130,11 +134,29 @@ class StaticDiscovery:
 
 
 def discovery_for(
-    cluster: str | None, name_servers: Sequence[str] | str | None, secret: bytes
+    cluster: str | None,
+    name_servers: Sequence[str] | str | None,
+    secret: bytes,
+    tls: Tls | None = None,
 ) -> RayDiscovery | StaticDiscovery:
-    """Static where addresses are given, else through Ray."""
+    """Static where addresses are given, else through Ray, which tells how TLS is spoken. ``tls``
+    None: as the environment says (``RMQ_TLS_CA``), and without it plain.
+    """
     return (
         RayDiscovery(cluster)
         if name_servers is None
-        else StaticDiscovery(name_servers, secret, meant_cluster(cluster, name_servers))
+        else StaticDiscovery(
+            name_servers,
+            secret,
+            meant_cluster(cluster, name_servers),
+            tls or _environments_tls(),
+        )
     )
+
+
+def _environments_tls() -> Tls | None:
+    """``RMQ_TLS_CA``, ``RMQ_TLS_CERTIFICATE`` and ``RMQ_TLS_KEY``; None where none is set."""
+    ca, certificate, key = (
+        environment(f"RMQ_TLS_{name}") or "" for name in ("CA", "CERTIFICATE", "KEY")
+    )
+    return Tls(ca, certificate, key) if ca or certificate or key else None

@@ -12,17 +12,19 @@ import asyncio
 import itertools
 import logging
 import secrets
+import ssl
 from collections.abc import Callable
 from typing import cast
 
 from rmq_ray.clock import Clock
-from rmq_ray.config import RemotingLimits
+from rmq_ray.config import RemotingLimits, Tls
 from rmq_ray.errors import (
     ConnectFailed,
     HandshakeFailed,
     MalformedFrame,
     RemotingError,
     RequestTimeout,
+    TlsFailed,
     TooManyRequests,
 )
 from rmq_ray.model.ids import Address
@@ -30,6 +32,8 @@ from rmq_ray.remoting import handshake
 from rmq_ray.remoting.handshake import ClientHandshake, Credentials
 from rmq_ray.remoting.peer import AnswerWriter
 from rmq_ray.remoting.sockets import tune
+from rmq_ray.remoting.tls import SCRATCH_BYTES, client_context
+from rmq_ray.remoting.tls_transport import TlsTransport
 from rmq_ray.remoting.waiting import answer_to, lost, no_time_left, not_sent
 from rmq_ray.remoting.wire.frame import (
     FLAG_ONEWAY,
@@ -76,6 +80,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._opaque = itertools.count(1)
         self._flush_planned = False
         self._dead: str | None = None
+        self._no_tls = ""
         self._ready = False
         self._closed = self._loop.create_future()
         self._idle_check: asyncio.TimerHandle | None = None
@@ -90,13 +95,19 @@ class AsyncConnection(asyncio.BufferedProtocol):
         clock: Clock,
         on_request: RequestCallback | None = None,
         on_lost: LostCallback | None = None,
+        tls: Tls | None = None,
     ) -> AsyncConnection:
-        """Connect and prove. Raises ``ConnectFailed`` or ``HandshakeFailed`` (nothing was sent)."""
+        """Connect and prove. Raises ``ConnectFailed``, ``HandshakeFailed`` or ``TlsFailed``
+        (nothing was sent), ``ConfigError`` for a file of ``tls``.
+        """
+        context = client_context(tls) if tls is not None else None
         loop = asyncio.get_running_loop()
         connection = cls(address, limits, clock, on_request, on_lost)
         try:
             async with asyncio.timeout(limits.connect_timeout_ms / 1000):
                 await loop.create_connection(lambda: connection, address.host, address.port)
+                if context is not None:
+                    await connection._secure(context)
                 if credentials is not None:
                     await connection._shake_hands(
                         ClientHandshake(credentials, secrets.token_bytes(handshake.NONCE_BYTES))
@@ -112,6 +123,10 @@ class AsyncConnection(asyncio.BufferedProtocol):
             raise HandshakeFailed(f"{address}: {error}", str(address)) from None
         except RemotingError as error:
             connection._break(str(error))
+            if connection._no_tls:  # of TLS 1.3 the server's last word may come behind our HELLO
+                raise TlsFailed(
+                    f"no TLS with {address}: {connection._no_tls}; nothing was sent", str(address)
+                ) from None
             raise ConnectFailed(
                 f"{address} ended the handshake: {error}; nothing was sent", str(address)
             ) from None
@@ -204,6 +219,34 @@ class AsyncConnection(asyncio.BufferedProtocol):
                     self._name,
                 )
             )
+
+    async def _secure(self, context: ssl.SSLContext) -> None:
+        """All bytes go through TLS from now on."""
+        assert self._transport is not None
+        done: asyncio.Future[None] = self._loop.create_future()
+
+        def ready() -> None:
+            if not done.done():
+                done.set_result(None)
+
+        def failed(reason: str) -> None:
+            self._no_tls = reason
+            self._break(reason)
+            if not done.done():
+                done.set_exception(lost(self._name, reason))
+
+        transport = TlsTransport(
+            self._transport,
+            self,
+            context,
+            memoryview(bytearray(SCRATCH_BYTES)),
+            ready,
+            failed,
+            self.address.host,
+        )
+        self._transport, self._writer = transport, AnswerWriter(transport)
+        transport.begin()
+        await done
 
     async def _shake_hands(self, client: ClientHandshake) -> None:
         hello = client.hello()

@@ -12,12 +12,14 @@ half a second (Ctrl-C and ``ray.cancel`` reach a thread only between them); a dy
 everything that waits; a process made by fork never touches its parent's connection; nothing is
 raised for a response code.
 
-Opens one connection: TCP, then our handshake where there are credentials. Blocking, with one
+Opens one connection: TCP, then TLS where it is asked for, then our handshake where there are
+credentials. Blocking, with one
 time-out over all of it.
 
 Called by ``connection``. Invariant: when it raises, no request has left, so repeating is safe:
 ``ConnectFailed`` (nobody there, too slow, the server is full), ``HandshakeFailed`` (wrong secret,
-cluster, role, or another program's port).
+cluster, role, or another program's port), ``TlsFailed`` (a certificate), ``ConfigError`` (a file of
+``tls``).
 """
 
 from __future__ import annotations
@@ -26,12 +28,13 @@ import logging
 import os
 import secrets
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Callable
 
 from rmq_ray.clock import Clock
-from rmq_ray.config import RemotingLimits
+from rmq_ray.config import RemotingLimits, Tls
 from rmq_ray.errors import (
     ClientError,
     ConnectFailed,
@@ -39,6 +42,7 @@ from rmq_ray.errors import (
     MalformedFrame,
     RemotingError,
     RequestTimeout,
+    TlsFailed,
 )
 from rmq_ray.model.ids import Address
 from rmq_ray.remoting import handshake
@@ -46,6 +50,8 @@ from rmq_ray.remoting.handler import AnswerCallback
 from rmq_ray.remoting.handshake import ClientHandshake, Credentials
 from rmq_ray.remoting.outbox import STALLS_MAX, Outbox
 from rmq_ray.remoting.sockets import limit_waits, tune
+from rmq_ray.remoting.tls import client_context, explain
+from rmq_ray.remoting.tls_socket import Stream, TlsSocket
 from rmq_ray.remoting.waiting import (
     Waiter,
     WaitingTable,
@@ -74,11 +80,16 @@ _TOO_LATE = "no answer to the handshake in time; the server is overloaded or sto
 
 
 def dial(
-    address: Address, credentials: Credentials | None, limits: RemotingLimits, clock: Clock
-) -> socket.socket:
+    address: Address,
+    credentials: Credentials | None,
+    limits: RemotingLimits,
+    clock: Clock,
+    tls: Tls | None = None,
+) -> Stream:
     """A connected, proven socket whose sends and receives give up after a second and half a second
     without progress.
     """
+    context = client_context(tls) if tls is not None else None
     deadline = clock.monotonic_ms() + limits.connect_timeout_ms
     try:
         sock = socket.create_connection(
@@ -96,14 +107,23 @@ def dial(
                 f"cannot connect to {address}: nobody listens there; nothing was sent", str(address)
             )
         tune(sock)
+        stream: Stream = sock
+        if context is not None:
+            stream = secured = TlsSocket(sock, context, address.host)
+            secured.shake_hands(_Exchange(sock, deadline, clock).arm)
         if credentials is not None:
             _shake_hands(
-                _Exchange(sock, deadline, clock),
+                _Exchange(stream, deadline, clock),
                 ClientHandshake(credentials, secrets.token_bytes(handshake.NONCE_BYTES)),
                 address,
             )
         sock.settimeout(None)
         limit_waits(sock, SEND_STALL_MS, RECEIVE_SLICE_MS)
+    except ssl.SSLError as error:
+        sock.close()
+        raise TlsFailed(
+            f"no TLS with {address}: {explain(error)}; nothing was sent", str(address)
+        ) from None
     except OSError as error:
         sock.close()
         raise ConnectFailed(
@@ -114,19 +134,19 @@ def dial(
     except BaseException:
         sock.close()
         raise
-    return sock
+    return stream
 
 
 class _Exchange:
     """One frame out, one frame in, until a deadline."""
 
-    def __init__(self, sock: socket.socket, deadline_ms: float, clock: Clock) -> None:
+    def __init__(self, sock: Stream, deadline_ms: float, clock: Clock) -> None:
         self._sock = sock
         self._deadline_ms = deadline_ms
         self._clock = clock
 
     def ask(self, command: Command) -> Command:
-        self._arm()
+        self.arm()
         self._sock.sendall(encode_bytes(command))
         (size,) = _LENGTH.unpack(self._receive(4))
         if not 0 < size <= handshake.FRAME_BYTES_MAX:
@@ -136,7 +156,7 @@ class _Exchange:
     def _receive(self, count: int) -> bytes:
         found = b""
         while len(found) < count:
-            self._arm()
+            self.arm()
             try:
                 piece = self._sock.recv(count - len(found))
             except TimeoutError:
@@ -144,12 +164,13 @@ class _Exchange:
             if not piece:
                 raise ConnectionResetError(
                     "the server closed the connection during the handshake; it may be full, "
-                    "or no server of this kind"
+                    "or no server of this kind, or it speaks TLS only (tls=rmq.Tls(...))"
                 )
             found += piece
         return found
 
-    def _arm(self) -> None:
+    def arm(self) -> None:
+        """Wait no longer than the deadline. ``TimeoutError`` where it has passed."""
         left_ms = self._deadline_ms - self._clock.monotonic_ms()
         if left_ms <= 0:
             raise TimeoutError(_TOO_LATE)
@@ -182,15 +203,15 @@ class Connection:
     """Connects in the constructor: raises ``ConnectFailed`` or ``HandshakeFailed`` (nothing was
     sent).
 
-    ``credentials`` None: no handshake, for open ports. ``on_request(command, connection)`` answers
-    the server's requests in the reader thread (None = no answer) and must be quick;
-    ``on_lost(connection, error)`` is called once when the connection breaks, but not after
-    ``close``; ``on_silent(connection)`` every 1.5 s while requests wait and nothing comes. Close
-    it: its reader thread keeps it alive. A thread of the process that computes without end delays
-    every answer by up to ``sys.getswitchinterval()`` (5 ms) each way.
+    ``credentials`` None: no handshake, for open ports. ``tls`` None: plain.
+    ``on_request(command, connection)`` answers the server's requests in the reader thread (None =
+    no answer) and must be quick; ``on_lost(connection, error)`` is called once when the connection
+    breaks, but not after ``close``; ``on_silent(connection)`` every 1.5 s while requests wait and
+    nothing comes. Close it: its reader thread keeps it alive. A thread of the process that
+    computes without end delays every answer by up to ``sys.getswitchinterval()`` (5 ms) each way.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a connection
         self,
         address: Address,
         credentials: Credentials | None,
@@ -199,6 +220,7 @@ class Connection:
         on_request: RequestCallback | None = None,
         on_lost: LostCallback | None = None,
         on_silent: SilentCallback | None = None,
+        tls: Tls | None = None,
     ) -> None:
         self.address = address
         self._name = str(address)
@@ -212,7 +234,7 @@ class Connection:
         self._dead: str | None = None
         self._closed_here = False
         self._death = threading.Lock()
-        self._sock = dial(address, credentials, limits, clock)
+        self._sock = dial(address, credentials, limits, clock, tls)
         self._waiting = WaitingTable(limits.unanswered_requests_max, self._name)
         self._outbox = Outbox(self._sock, limits.unsent_bytes_max, self._name, self._break)
         self._heard_ms = clock.monotonic_ms()

@@ -13,6 +13,7 @@ from rmq_ray.remoting.wire.frame import Command
 if TYPE_CHECKING:
     from rmq_ray.remoting.busy_poll import BusyPoll
     from rmq_ray.remoting.peer import ServerPeer
+    from rmq_ray.remoting.tls import ServerTls
 
 AnswerCallback = Callable[[Command | RemotingError], None]
 """Gets the outcome of a request, once."""
@@ -42,6 +43,7 @@ class Owner(Protocol):
     foreign: ForeignClients
     limits: RemotingLimits
     busy_poll: BusyPoll | None
+    tls: ServerTls | None
 
     def admit(self, peer: ServerPeer) -> bool:
         """Count the peer in; False when there are too many."""

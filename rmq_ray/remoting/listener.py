@@ -14,13 +14,14 @@ import logging
 from collections.abc import Iterable
 
 from rmq_ray.clock import Clock
-from rmq_ray.config import ForeignClients, RemotingLimits
+from rmq_ray.config import ForeignClients, RemotingLimits, TlsMode, TlsSettings
 from rmq_ray.errors import ConfigError
 from rmq_ray.model.ids import Address
 from rmq_ray.remoting.busy_poll import BusyPoll, of_use
 from rmq_ray.remoting.handler import Handler
 from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.remoting.peer import ServerPeer, Stage
+from rmq_ray.remoting.tls import ServerTls
 
 log = logging.getLogger("rmq_ray.remoting")
 
@@ -37,7 +38,7 @@ class Listener:
 
     Raises ``ConfigError`` at construction for settings that cannot hold: ``ForeignClients.ACL``
     without access rules, a closed port without a secret. ``busy_poll_us``: see ``busy_poll``; 0 =
-    the loop sleeps between frames.
+    the loop sleeps between frames. ``tls``: None = plain only.
     """
 
     def __init__(  # noqa: PLR0913 - a port
@@ -49,6 +50,7 @@ class Listener:
         clock: Clock,
         name: str,
         busy_poll_us: int = 0,
+        tls: TlsSettings | None = None,
     ) -> None:
         if foreign is ForeignClients.ACL:
             raise ConfigError(
@@ -68,6 +70,8 @@ class Listener:
         self.limits = limits
         self.name = name
         self.busy_poll: BusyPoll | None = None
+        self.tls: ServerTls | None = None
+        self._tls = tls if tls is not None and tls.mode is not TlsMode.DISABLED else None
         self._clock = clock
         self._busy_poll_us = busy_poll_us
         self._peers: set[ServerPeer] = set()
@@ -91,8 +95,9 @@ class Listener:
 
     async def start(self, host: str, port: int) -> Address:
         """Bind and listen; port 0 takes a free one. True on return: connections are accepted.
-        Raises ``OSError``.
+        Raises ``OSError``, and ``ConfigError`` for certificates that cannot be used.
         """
+        self.tls = ServerTls(self._tls, self._clock, self.name) if self._tls is not None else None
         loop = asyncio.get_running_loop()
         self.busy_poll = (
             BusyPoll(loop, self._clock, self._busy_poll_us)
@@ -138,6 +143,8 @@ class Listener:
                 self.limits.connections_max,
             )
         self._complaints = self._refused = 0
+        if self.tls is not None:
+            self.tls.look(now_ms)
         for peer in list(self._peers):
             self._look_at(peer, now_ms)
 

@@ -12,12 +12,12 @@ queue; a stopped peer holds a writer 3 s at most, then the connection ends.
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections import deque
 from collections.abc import Callable
 
 from rmq_ray.errors import TooManyRequests
+from rmq_ray.remoting.tls_socket import Stream
 from rmq_ray.remoting.waiting import Waiter
 from rmq_ray.remoting.wire.frame import Buffer
 
@@ -34,7 +34,7 @@ class Outbox:
 
     def __init__(
         self,
-        sock: socket.socket,
+        sock: Stream,
         unsent_bytes_max: int,
         peer: str,
         on_broken: Callable[[str], None],

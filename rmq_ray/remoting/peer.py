@@ -2,6 +2,7 @@
 handler, writes answers.
 
     FIRST --HELLO--> PROVING --PROVE--> TRUSTED  a stranger on an open port: FIRST --> FOREIGN
+    FIRST --TLS--> SECURING --> FIRST, once
       |                 |                        a fault at any point: closed, with a reason, and
                                                  nothing else is touched
       +--- closed port, not HELLO: dropped
@@ -44,6 +45,7 @@ from rmq_ray.remoting import handshake
 from rmq_ray.remoting.handler import AnswerCallback, Owner
 from rmq_ray.remoting.handshake import ServerHandshake, ServerState
 from rmq_ray.remoting.sockets import tune
+from rmq_ray.remoting.tls_transport import TlsTransport
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import (
     FLAG_ONEWAY,
@@ -133,6 +135,7 @@ class Stage(Enum):
     PROVING = 2
     TRUSTED = 3
     FOREIGN = 4
+    SECURING = 5
 
 
 class ServerPeer(asyncio.BufferedProtocol):
@@ -174,6 +177,8 @@ class ServerPeer(asyncio.BufferedProtocol):
         self._asked: dict[int, tuple[AnswerCallback, float]] = {}
         self._opaque = itertools.count(1)
         self._admitted = False
+        self.secured = False
+        """Its bytes come through TLS."""
 
     def __repr__(self) -> str:
         return f"{self.host}:{self.port}"
@@ -292,7 +297,10 @@ class ServerPeer(asyncio.BufferedProtocol):
                 else:
                     self._serve_untrusted(decode(frame), len(frame))
         except MalformedFrame as error:
-            self._fault(str(error))
+            if self._may_be_secured():
+                self._secure()
+            else:
+                self._fault(str(error))
         except Exception as error:  # noqa: BLE001
             self._fault("unexpected fault", error)
         finally:
@@ -382,6 +390,8 @@ class ServerPeer(asyncio.BufferedProtocol):
     def _serve_untrusted(self, command: Command, size: int) -> None:
         if self.stage is Stage.FOREIGN:
             self._serve(command, size)
+        elif self._owner.tls is not None and self._owner.tls.enforcing and not self.secured:
+            self._refuse_plain(command)
         elif self.stage is Stage.PROVING or command.code == RequestCode.HELLO:
             self._shake_hands(command)
         elif self._owner.foreign is ForeignClients.OPEN:
@@ -392,6 +402,39 @@ class ServerPeer(asyncio.BufferedProtocol):
                 f"the first frame is request {command.code} and no handshake; this port is "
                 f"closed to foreign clients"
             )
+
+    def _may_be_secured(self) -> bool:
+        return (
+            self.stage is Stage.FIRST
+            and self._owner.tls is not None
+            and not self.secured
+            and self._buffer.begins_tls
+        )
+
+    def _secure(self) -> None:
+        """These first bytes begin TLS: all later ones come through it."""
+        assert self._transport is not None and self._owner.tls is not None
+        self.stage, self.secured = Stage.SECURING, True
+        transport = TlsTransport(
+            self._transport,
+            self,
+            self._owner.tls.context,
+            self._owner.tls.scratch,
+            self._is_secure,
+            lambda reason: self._fault(f"no TLS: {reason}"),
+        )
+        self._transport, self._writer = transport, AnswerWriter(transport)
+        transport.begin(self._buffer.drain())
+
+    def _is_secure(self) -> None:
+        self.stage = Stage.FIRST
+        self.opened_ms = self._owner.monotonic_ms()
+
+    def _refuse_plain(self, command: Command) -> None:
+        fault = "this port takes TLS connections only: switch TLS on in the client"
+        if not command.flag & FLAG_ONEWAY:
+            self._write(command.answer(ResponseCode.NO_PERMISSION, remark=fault))
+        self._fault(fault)
 
     def _shake_hands(self, command: Command) -> None:
         if self._handshake is None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from rmq_ray.clock import Clock
-from rmq_ray.config import RemotingLimits
+from rmq_ray.config import RemotingLimits, Tls
 from rmq_ray.errors import ConnectFailed, RemotingError
 from rmq_ray.model.ids import Address
 from rmq_ray.remoting.connection import Connection, LostCallback, RequestCallback, SilentCallback
@@ -61,6 +61,7 @@ class ConnectionPool:
         on_request: RequestCallback | None = None,
         on_lost: LostCallback | None = None,
         on_silent: SilentCallback | None = None,
+        tls: Tls | None = None,
     ) -> None:
         self._credentials = credentials
         self._limits = limits
@@ -68,6 +69,7 @@ class ConnectionPool:
         self._on_request = on_request
         self._on_lost = on_lost
         self._on_silent = on_silent
+        self._tls = tls
         self._slots: dict[Address, _Slot] = {}
         self._pid = os.getpid()
         self._closed = False
@@ -177,6 +179,7 @@ class ConnectionPool:
                 self._on_request,
                 self._on_lost,
                 self._on_silent,
+                self._tls,
             )
             slot.failure = None
         except RemotingError as error:

@@ -83,9 +83,10 @@ _BROKER_DECIDED = (
     "foreign",
     "limits",
     "send_hooks",
+    "tls",
     "master",
 )
-_NAME_SERVER_DECIDED = ("cluster_name", "foreign", "limits")
+_NAME_SERVER_DECIDED = ("cluster_name", "foreign", "tls", "limits")
 _ANY_ADDRESS = ("0.0.0.0", "::")
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rmq_ray.clock import SYSTEM_CLOCK
-from rmq_ray.config import ForeignClients, RemotingLimits
+from rmq_ray.config import ForeignClients, RemotingLimits, TlsSettings
 from rmq_ray.errors import BrokerBusy
 from rmq_ray.model.ids import Address
 from rmq_ray.remoting.handshake import ClientHandshake, Credentials
@@ -111,6 +111,7 @@ class Served:
         limits: RemotingLimits | None = None,
         clock: Any = SYSTEM_CLOCK,
         busy_poll_us: int = 0,
+        tls: TlsSettings | None = None,
     ) -> None:
         self.handler = handler
         self.loop = asyncio.new_event_loop()
@@ -122,6 +123,7 @@ class Served:
             clock,
             "test server",
             busy_poll_us,
+            tls,
         )
         self.address = Address("127.0.0.1", 1)
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)

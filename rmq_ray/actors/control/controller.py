@@ -30,6 +30,7 @@ from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.errors import ClusterError, PromotionRefused, RmqError
 from rmq_ray.model.reigns import Assignment
 from rmq_ray.ports import ClusterAddress
+from rmq_ray.remoting.tls import told_to_clients
 
 log = logging.getLogger("rmq_ray.controller")
 PING_INTERVAL_S = 1.0
@@ -89,7 +90,9 @@ class ControllerShell:
             raise ClusterError(
                 f"cluster {self._plan.cluster!r} is still starting", self._plan.cluster
             )
-        return ClusterAddress(self._plan.cluster, self._addresses, self._plan.secret)
+        return ClusterAddress(
+            self._plan.cluster, self._addresses, self._plan.secret, told_to_clients(self._plan.tls)
+        )
 
     async def store_identity(self, key: str) -> str | None:
         """Identity of the store that this broker or replica (``names.replica_key``) serves from;

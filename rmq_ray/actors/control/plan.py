@@ -24,6 +24,7 @@ from rmq_ray.config import (
     NameServerConfig,
     ReplicationMode,
     StoreConfig,
+    TlsSettings,
 )
 from rmq_ray.errors import ConfigError, StoreForeign
 from rmq_ray.topology.rules import BrokerSpec, Topology
@@ -55,6 +56,11 @@ class ClusterPlan:
     replicas: Mapping[str, tuple[BrokerConfig, ...]] = field(default_factory=dict)
     ledger: str | None = None
     failover: FailoverConfig = field(default_factory=FailoverConfig)
+
+    @property
+    def tls(self) -> TlsSettings:
+        """The same for all members."""
+        return self.name_servers[0].tls
 
     def with_name_servers(self, addresses: tuple[str, ...]) -> ClusterPlan:
         """The plan once the name servers listen: brokers are told where."""
@@ -95,6 +101,7 @@ class StartOptions:
     broker_settings: Mapping[str, Any] | None = None
     store_settings: Mapping[str, Any] | None = None
     failover_settings: Mapping[str, Any] | None = None
+    tls: TlsSettings | None = None
 
 
 def make_plan(
@@ -114,6 +121,7 @@ def make_plan(
     root = Path(asked.store_path).expanduser().absolute()
     _check_root(root)
     allowed = _enum(ForeignClients, asked.foreign, "foreign")
+    tls = asked.tls or TlsSettings()
     servers = tuple(
         NameServerConfig(
             host=host,
@@ -121,6 +129,7 @@ def make_plan(
             cluster_name=cluster,
             directory=str(root / f"name-server-{i}"),
             foreign=allowed,
+            tls=tls,
         )
         for i in range(asked.name_servers)
     )
@@ -129,6 +138,7 @@ def make_plan(
         "port": ports[1],
         "cluster_name": cluster,
         "foreign": allowed,
+        "tls": tls,
         "replication": _enum(ReplicationMode, asked.replication, "replication"),
     }
     made = {

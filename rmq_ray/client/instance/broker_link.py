@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from rmq_ray.clock import Clock
-from rmq_ray.config import RemotingLimits
+from rmq_ray.config import RemotingLimits, Tls
 from rmq_ray.errors import ConnectFailed, NoNameServer, RemotingError, RequestTimeout, RmqError
 from rmq_ray.model.ids import Address
 from rmq_ray.ports import ClusterAddress, Discovery
@@ -80,9 +80,14 @@ class BrokerLink:
             else None
         )
 
+    @property
+    def tls(self) -> Tls | None:
+        """How connections speak TLS; None = plain."""
+        return self._cluster.tls if self._cluster is not None else None
+
     def look_up(self) -> None:
-        """Ask the discovery for the name servers; a changed secret or list takes effect for new
-        connections.
+        """Ask the discovery for the name servers; a changed secret, TLS or list takes effect for
+        new connections.
         """
         self._looked_ms = self._clock.monotonic_ms()
         found = self._discovery.lookup()
@@ -94,15 +99,18 @@ class BrokerLink:
         with self._lock:
             if found == self._cluster or self._closed:
                 return
-            secret_changed = self._cluster is None or found.secret != self._cluster.secret
+            proof_changed = self._cluster is None or (found.secret, found.tls) != (
+                self._cluster.secret,
+                self._cluster.tls,
+            )
             old = (self._brokers, self._name_servers)
             self._cluster = found
             self._servers = tuple(Address.parse(text) for text in found.name_servers)
             self._chosen %= len(self._servers)
-            if secret_changed:
+            if proof_changed:
                 self._brokers = self._pool("broker")
                 self._name_servers = self._pool("name_server")
-        if secret_changed:
+        if proof_changed:
             for pool in old:
                 if pool is not None:
                     pool.close()
@@ -265,6 +273,7 @@ class BrokerLink:
             self._handle,
             self._lost,
             lambda connection: self._on_silent(connection.address),
+            self.tls,
         )
 
     def _handle(self, command: Command, connection: Connection) -> Command | None:

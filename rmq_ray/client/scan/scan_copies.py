@@ -39,7 +39,7 @@ from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.instance.outage import PATIENCE_MS, PAUSE_MS, TIMEOUT_MS, ask_patiently
 from rmq_ray.client.pull.queue_queries import QueueQueries
 from rmq_ray.clock import Clock
-from rmq_ray.config import RemotingLimits
+from rmq_ray.config import RemotingLimits, Tls
 from rmq_ray.errors import (
     ClientError,
     ClusterError,
@@ -76,11 +76,17 @@ class StreamSplitReader:
     """
 
     def __init__(
-        self, cluster: str, secret: bytes, clock: Clock, outage_max_ms: float = OUTAGE_MAX_MS
+        self,
+        cluster: str,
+        secret: bytes,
+        clock: Clock,
+        outage_max_ms: float = OUTAGE_MAX_MS,
+        tls: Tls | None = None,
     ) -> None:
         self._credentials = Credentials(cluster, "broker", secret) if secret else None
         self._clock = clock
         self._outage_max_ms = outage_max_ms
+        self._tls = tls
         self._connection: Connection | None = None
 
     def read(self, split: Split, chunk_bytes: int) -> Iterator[tuple[memoryview, Sizes]]:
@@ -149,7 +155,9 @@ class StreamSplitReader:
             or self._connection.address != address
         ):
             self.close()
-            self._connection = Connection(address, self._credentials, RemotingLimits(), self._clock)
+            self._connection = Connection(
+                address, self._credentials, RemotingLimits(), self._clock, tls=self._tls
+            )
         return self._connection
 
 

@@ -34,7 +34,7 @@ from rmq_ray.client.scan.scan_copies import (
     planned_at,
 )
 from rmq_ray.clock import SYSTEM_CLOCK
-from rmq_ray.config import DEFAULT_CLUSTER, RemotingLimits
+from rmq_ray.config import DEFAULT_CLUSTER, RemotingLimits, Tls
 from rmq_ray.errors import ClientError, RemotingError, StoreError, TopicNotFound
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.model.topics import DLQ_PREFIX, REPLY_SUFFIX, RETRY_PREFIX, SYSTEM_TOPICS
@@ -78,6 +78,7 @@ class ScanPlan:
     cluster: str = DEFAULT_CLUSTER
     secret: bytes = field(default=b"", repr=False)
     pins: tuple[tuple[str, int], ...] = ()
+    tls: Tls | None = None
 
     def __enter__(self) -> ScanPlan:
         return self
@@ -96,7 +97,11 @@ class ScanPlan:
         for address in dict.fromkeys(address for address, _ in self.pins):
             try:
                 connection = Connection(
-                    Address.parse(address), credentials, RemotingLimits(), SYSTEM_CLOCK
+                    Address.parse(address),
+                    credentials,
+                    RemotingLimits(),
+                    SYSTEM_CLOCK,
+                    tls=self.tls,
                 )
                 try:
                     for pin in [pin for at, pin in self.pins if at == address]:
@@ -160,7 +165,8 @@ class ScanReader:
 def open_reader(plan: ScanPlan) -> ScanReader:
     """A reader for this process; close it."""
     return ScanReader(
-        LocalSplitReader(), StreamSplitReader(plan.cluster, plan.secret, SYSTEM_CLOCK)
+        LocalSplitReader(),
+        StreamSplitReader(plan.cluster, plan.secret, SYSTEM_CLOCK, tls=plan.tls),
     )
 
 
@@ -235,7 +241,7 @@ def plan_scan(  # noqa: PLR0913 - a read and where it is from
         _split(queue, first, last, stores[queue.broker_name], everywhere[queue.broker_name])
         for queue, first, last in cut(ranges, rows)
     )
-    return ScanPlan(" ".join(names), splits, where.cluster, where.secret, pins)
+    return ScanPlan(" ".join(names), splits, where.cluster, where.secret, pins, where.tls)
 
 
 def _topics(instance: ClientInstance, topic: str | Sequence[str], pattern: bool) -> list[str]:

@@ -320,6 +320,7 @@ class LoopConnections:
                 self._instance.clock,
                 _refuse,
                 _ignore,
+                self._instance.link.tls,
             )
             self._links[address] = link
             return link

@@ -117,6 +117,17 @@ class FrameBuffer:
             self._view[:have] = self._view[start:end]
         self._start, self._end = 0, have
 
+    @property
+    def begins_tls(self) -> bool:
+        """The bytes received are no frame, but the beginning of TLS."""
+        return self._start < self._end and self._view[self._start] == TLS_FIRST_BYTE
+
+    def drain(self) -> bytes:
+        """All bytes received; none is left here."""
+        found = bytes(self._view[self._start : self._end])
+        self._start = self._end = 0
+        return found
+
     def give_away(self) -> None:
         """The frame that was taken last stays valid for good: what lies behind it moves to another
         buffer. Cheaper than a copy of a long frame.

@@ -28,6 +28,7 @@ from rmq_ray.model.topics import DataVersion, TopicConfig
 from rmq_ray.ports import Peer
 from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.remoting.listener import Listener
+from rmq_ray.remoting.tls import of_member
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.server.base.identity import Identity
@@ -101,6 +102,7 @@ class Broker:
             clock,
             f"broker {config.broker_name}",
             config.busy_poll_us,
+            config.tls,
         )
         self.address: Address | None = None
         """Where clients reach it; None before it listens."""
@@ -292,6 +294,8 @@ class Broker:
             else self._core.status()
         )
         found["connections"] = self._listener.connections
+        if self._listener.tls is not None:
+            found["tls"] = self._listener.tls.status()
         if self._registration is not None:
             found["name_servers"] = self._registration.status()
         return found
@@ -360,6 +364,7 @@ class Broker:
             self._on_fatal,
             lambda address: self._replica.master_at(address) if self._replica is not None else None,
             epoch=(lambda: None) if self._leadership is None else self._leadership.known_epoch,
+            tls=of_member(config.tls),
         )
         self._served().tables.on_topics = self._registration.changed
         self._registration.start()

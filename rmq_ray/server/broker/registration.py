@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from rmq_ray.clock import Clock
-from rmq_ray.config import RemotingLimits
+from rmq_ray.config import RemotingLimits, Tls
 from rmq_ray.errors import RemotingError, StoreNotReady
 from rmq_ray.model.ids import MASTER_ID, Address
 from rmq_ray.model.topics import DataVersion, TopicConfig
@@ -72,6 +72,7 @@ class BrokerRegistration:
         on_fatal: Callable[[object], None],
         on_master: Callable[[str], None] = lambda _address: None,
         epoch: Callable[[], int | None] = lambda: None,
+        tls: Tls | None = None,
     ) -> None:
         self._identity = identity
         self._servers = [_Server(Address.parse(text)) for text in name_servers]
@@ -84,6 +85,7 @@ class BrokerRegistration:
         self._on_fatal = on_fatal
         self._on_master = on_master
         self._epoch = epoch
+        self._tls = tls
         self._tasks: list[asyncio.Task[None]] = []
         self._everywhere = asyncio.Event()
 
@@ -194,6 +196,7 @@ class BrokerRegistration:
                 self._clock,
                 lambda command, _: None,
                 lambda lost, _: self._lost(server, lost),
+                self._tls,
             )
         identity = self._identity
         broker_id, crc = identity.broker_id, bodies.body_crc(body)

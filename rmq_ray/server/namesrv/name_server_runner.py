@@ -47,6 +47,7 @@ class NameServerRunner:
             config.limits,
             clock,
             "name server",
+            tls=config.tls,
         )
         self.address: Address | None = None
         self.error: RmqError | None = None

@@ -39,6 +39,7 @@ from rmq_ray.protocol.election.replication import parting_point
 from rmq_ray.protocol.transaction import SYSTEM_GROUP
 from rmq_ray.remoting.async_connection import AsyncConnection
 from rmq_ray.remoting.handshake import Credentials
+from rmq_ray.remoting.tls import of_member
 from rmq_ray.remoting.wire import bodies, bodies_admin
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import BINARY, Command
@@ -215,7 +216,11 @@ class Replica:
         if self._master is None:
             raise ConnectFailed("no name server knows the master yet")
         connection = await AsyncConnection.open(
-            Address.parse(self._master), self._credentials, self._limits, self._clock
+            Address.parse(self._master),
+            self._credentials,
+            self._limits,
+            self._clock,
+            tls=of_member(self._config.tls),
         )
         syncing: asyncio.Task[None] | None = None
         try:

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from rmq_ray.clock import SYSTEM_CLOCK
-from rmq_ray.config import BrokerConfig, NameServerConfig, StoreConfig
+from rmq_ray.config import BrokerConfig, NameServerConfig, StoreConfig, TlsSettings
 from rmq_ray.ports import ClusterAddress
 from rmq_ray.remoting.handshake import Credentials
+from rmq_ray.remoting.tls import told_to_clients
 from rmq_ray.server.broker.broker import Broker
 from rmq_ray.server.namesrv.name_server_runner import NameServerRunner
 from rmq_ray.store.front.message_store import MessageStore
@@ -52,12 +53,14 @@ class LiveCluster:
         brokers: int = 1,
         queue_lock_ms: int = 60_000,
         broker: Mapping[str, Any] | None = None,
+        tls: TlsSettings | None = None,
         **store: Any,
     ) -> None:
         self._directory = directory
         self._settings = SMALL | store
         self._broker_settings = {"queue_lock_ms": queue_lock_ms, **(broker or {})}
         self._count = brokers
+        self._tls = tls or TlsSettings()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="live-cluster", daemon=True
@@ -87,7 +90,9 @@ class LiveCluster:
     def lookup(self) -> ClusterAddress:
         """As a ``Discovery``."""
         assert self.name_server is not None
-        return ClusterAddress(CLUSTER, (str(self.name_server.address),), SECRET)
+        return ClusterAddress(
+            CLUSTER, (str(self.name_server.address),), SECRET, told_to_clients(self._tls)
+        )
 
     def store(self, number: int = 0) -> MessageStore:
         """A broker's store; touch it with ``run`` or while nothing else happens."""
@@ -101,7 +106,9 @@ class LiveCluster:
 
     async def _start(self) -> None:
         self.name_server = runner = NameServerRunner(
-            NameServerConfig(cluster_name=CLUSTER, directory=str(self._directory / "ns")),
+            NameServerConfig(
+                cluster_name=CLUSTER, directory=str(self._directory / "ns"), tls=self._tls
+            ),
             SECRET,
             SYSTEM_CLOCK,
         )
@@ -116,6 +123,7 @@ class LiveCluster:
                 broker_name=path.name,
                 cluster_name=CLUSTER,
                 name_servers=(str(runner.address),),
+                tls=self._tls,
             )
             config = config.but(**self._broker_settings)
             broker = Broker(config, SYSTEM_CLOCK, Credentials(CLUSTER, "broker", SECRET))
