@@ -201,11 +201,18 @@ class Cluster:
         """Stop one copy of a broker gracefully until ``start_broker``; its data stay. A master with
         slaves hands over first: no send fails.
 
-        ``replica`` may be left out where there are no slaves. Without ``force``,
-        ``PromotionRefused`` where nobody could take over, or where too few copies would be left for
-        an acknowledgement. Returns ``broker``, ``replica``, ``was`` ("running", "stopped"),
-        ``master`` (the replica that reigns now).
+        ``replica`` may be left out where there are no slaves. Without ``force``, ``ClusterError``
+        for the last broker that serves, ``PromotionRefused`` where nobody could take over, or where
+        too few copies would be left for an acknowledgement. Returns ``broker``, ``replica``,
+        ``was`` ("running", "stopped"), ``master`` (the replica that reigns now).
         """
+        if not force and replica_status.is_last(self.replicas(), broker_name, replica):
+            raise ClusterError(
+                f"{broker_name} is the last broker that serves: every send and consumer waits "
+                f"until `rmq-ray broker start {broker_name}`; say force=True (--force) if that is "
+                f"meant",
+                broker_name,
+            )
         return self._copy("stop_copy", broker_name, replica, timeout_s, force)
 
     def start_broker(

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 import click
 
 import rmq_ray
+from rmq_ray.actors.control.replica_status import is_last
 from rmq_ray.cli import output
 from rmq_ray.cli.context import Options, pass_options, told
-from rmq_ray.errors import ClusterError
 
 PROMOTE_S = 60.0  # the controller ends it, or says why not, in 50
 COLUMNS = [
@@ -110,28 +108,15 @@ def stop(options: Options, name: str, replica: int | None, force: bool) -> None:
     if force:
         if typed:
             options.confirm(f"Stop a copy of {name} even if nobody takes over?")
-    elif _is_last(mq.replicas(), name, replica):
-        if not typed:
-            raise ClusterError(
-                f"{name} is the last broker that serves: every send and consumer waits until "
-                f"`rmq-ray broker start {name}`; say --force if that is meant",
-                name,
-            )
+    elif typed and is_last(mq.replicas(), name, replica):
         options.confirm(f"{name} is the last broker that serves: stop it all the same?")
+        force = True
     output.record(mq.stop_broker(name, replica, force=force), options.style)
 
 
 def on_terminal() -> bool:
     """Whether somebody can be asked."""
     return sys.stdin.isatty()
-
-
-def _is_last(copies: Sequence[Mapping[str, Any]], name: str, replica: int | None) -> bool:
-    """Whether nothing would serve without this copy; False where it does not serve itself."""
-    serving = [
-        (row["broker"], row["replica"]) for row in copies if row["state"] in ("serving", "draining")
-    ]
-    return len(serving) == 1 and serving[0][0] == name and replica in (None, serving[0][1])
 
 
 @broker.command(short_help="End of `stop`.")

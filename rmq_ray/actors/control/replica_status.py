@@ -46,6 +46,14 @@ def rows(
     return found
 
 
+def is_last(copies: Iterable[Mapping[str, Any]], name: str, replica: int | None) -> bool:
+    """Whether nothing would serve without this copy; False where it does not serve itself."""
+    serving = [
+        (row["broker"], row["replica"]) for row in copies if row["state"] in (SERVING, "draining")
+    ]
+    return len(serving) == 1 and serving[0][0] == name and replica in (None, serving[0][1])
+
+
 def too_few(
     brokers: Sequence[tuple[str, BrokerConfig]], found: Sequence[Mapping[str, Any]]
 ) -> Iterator[tuple[str, str]]:

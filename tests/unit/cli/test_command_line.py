@@ -8,11 +8,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 from click.testing import CliRunner, Result
 
+import rmq_ray
 from rmq_ray.actors.discovery import StaticDiscovery
 from rmq_ray.cli import brokers, context, doctor, ray_head
 from rmq_ray.cli.main import hoisted, main
@@ -264,22 +266,24 @@ def test_health_says_which_broker_has_too_few_copies(monkeypatch: pytest.MonkeyP
     }
 
 
-class Stopping:
+class Stopping(rmq_ray.Cluster):
     """A cluster of two brokers without slaves, told which states they are in."""
 
     def __init__(self, *states: str) -> None:
+        super().__init__("orders")
         self.states = states
         self.stopped: list[tuple[str, bool]] = []
 
-    def replicas(self) -> list[dict[str, object]]:
+    def replicas(self) -> list[dict[str, Any]]:
         return [
             {"broker": f"broker-{letter}", "replica": 0, "state": state}
             for letter, state in zip("ab", self.states, strict=True)
         ]
 
-    def stop_broker(self, name: str, replica: int | None, *, force: bool) -> dict[str, object]:
-        self.stopped.append((name, force))
-        return {"broker": name, "replica": replica, "was": "running"}
+    def _copy(self, method: str, name: str, *arguments: Any) -> dict[str, Any]:
+        assert method == "stop_copy"
+        self.stopped.append((name, arguments[-1]))
+        return {"broker": name, "replica": arguments[0], "was": "running"}
 
 
 @pytest.mark.parametrize(
@@ -308,9 +312,21 @@ def test_the_last_broker_that_serves_is_stopped_only_when_that_is_meant(
     monkeypatch.setattr(brokers, "on_terminal", lambda: typed)
     result = run("broker", "stop", "broker-a", *arguments, text=answer)
     if outcome == "stopped":
-        assert result.exit_code == 0 and cluster.stopped == [("broker-a", "--force" in arguments)]
+        assert result.exit_code == 0 and cluster.stopped == [
+            ("broker-a", "--force" in arguments or answer == "y\n")
+        ]
     else:
         assert result.exit_code == 1 and outcome in result.stderr and not cluster.stopped
+
+
+def test_python_stops_the_last_broker_that_serves_only_by_force() -> None:
+    cluster = Stopping("serving", "stopped")
+    with pytest.raises(ClusterError, match="broker-a is the last broker.*force=True"):
+        cluster.stop_broker("broker-a")
+    assert cluster.stopped == []
+    cluster.stop_broker("broker-a", force=True)
+    assert cluster.stopped == [("broker-a", True)]
+    Stopping("serving", "serving").stop_broker("broker-a")
 
 
 def test_general_options_may_stand_behind_the_verb_but_not_behind_two_dashes() -> None:
