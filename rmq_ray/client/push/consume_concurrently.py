@@ -17,7 +17,10 @@ out of the ordinary:
            └─ calls take 50 us and more on average ─────┘    or failed is a batch of its own, the
                                                              others go back to the ready queue
 
-So a slow listener runs in as many threads as there are, whatever a thread has claimed.
+So a slow listener runs in as many threads as there are, whatever a thread has claimed. For a quick
+one two threads are awake, and two more for each call that has not returned after 10 ms: twenty that
+take turns at one interpreter, and at a lock of the listener, are slower than one, and make its
+calls look slow.
 
 Decides the settlement of results, and who works on what. Does not pull, and does not decide what an
 answer of the listener means (``listener.judge``).
@@ -34,6 +37,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from threading import get_ident
 from typing import Any
 
 from rmq_ray.client.consumer.assigned_queue import AssignedQueue, ReadyBatch
@@ -52,8 +56,14 @@ from rmq_ray.client.push.send_back import FailedDiscarder, RetrySender
 CLAIM_MESSAGES = 32
 SLOW_CALL_MS = 0.05
 """Calls that take longer than that on average are handed out one at a time."""
+CALL_MS_MAX = 0.5
+"""A call counts as no longer in that average: one that lost the processor to another thread may
+have taken 100 ms, and says nothing of the listener.
+"""
 LOOK_MS = 10.0
 """How long a call may keep what its thread has claimed behind it."""
+QUICK_THREADS = 2
+"""Awake while calls are quick."""
 # level of a message whose listener takes longer than consume_timeout_minutes
 OVERDUE_DELAY_LEVEL = 3
 
@@ -98,18 +108,21 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
         drained: Callable[[AssignedQueue], None],
         take: Callable[[ReadyBatch, int, int, int], Any] = ReadyBatch.part_messages,
     ) -> None:
-        super().__init__(parts, log)
+        super().__init__(parts, log, self._look_later)
         self._listener = listener
         self._take = take
         self._send_back = send_back
         self._drained = drained
         self._portion = parts.config.batch_size
-        self.call_mean_ms = 2 * SLOW_CALL_MS
+        self.call_mean_ms = 0.0
         """How long the listener's calls take: each weighs a 64th. Not locked: that of two calls
         that end at once one may not count does no harm.
         """
         self._claims: set[Claim] = set()
+        self._calls: dict[int, float] = {}
+        """Of batches that are one portion: thread -> when its call began."""
         self._looking = False
+        self._ready.limit = QUICK_THREADS
 
     def submit(self, batches: Sequence[ReadyBatch]) -> None:
         """Queue batches; those of one queue of messages in the order of their offsets."""
@@ -172,7 +185,7 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
             except BaseException as error:  # noqa: BLE001
                 answer = error
             claim.began_ms = ended_ms = elapsed_ms()
-            self.call_mean_ms += (ended_ms - began_ms - self.call_mean_ms) / 64
+            self._took(ended_ms - began_ms)
             if answer is not None or ctx.ack_index is not ACK_ALL:
                 count = min(portion, batch.count - start)
                 verdict = judge(answer, ctx, count)
@@ -180,6 +193,9 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
                     return start, verdict
             claim.done.append(start)
         return start, None
+
+    def _took(self, call_ms: float) -> None:
+        self.call_mean_ms += (min(call_ms, CALL_MS_MAX) - self.call_mean_ms) / 64
 
     def _part(self, batch: ReadyBatch, start: int) -> ReadyBatch:
         return batch.part(start, start + self._portion)
@@ -224,11 +240,15 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
             self._parts.delayed.after(LOOK_MS, self.look)
 
     def look(self) -> None:
-        """Give away what waits behind a call that does not return; again while there are claims."""
+        """Give away what waits behind a call that does not return, and wake more threads where
+        calls are slow; again while there are claims, or a thread is kept asleep.
+        """
         self._looking = False  # first: a claim that comes in meanwhile may be looked at twice
         now_ms = self._parts.clock.monotonic_ms()
+        blocked = sum(now_ms - began_ms >= LOOK_MS for began_ms in list(self._calls.values()))
         for claim in list(self._claims):
             took_ms = now_ms - claim.began_ms
+            blocked += took_ms >= LOOK_MS
             if took_ms >= LOOK_MS and claim.single is None:
                 self.call_mean_ms += took_ms / 64
                 with claim.batch.owner.lock:
@@ -236,6 +256,11 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
                 self._ready.put_first(rest)
                 if claim.batch.owner.held_back:
                     self._drained(claim.batch.owner)
+        if not self._stopping:
+            slow = self.call_mean_ms >= SLOW_CALL_MS
+            more = 2 * self._ready.limit if slow else QUICK_THREADS * (1 + blocked)
+            self._ready.limit = min(more, max(QUICK_THREADS, self._ready.threads))
+            self._ready.wake()
         if self._claims:
             self._look_later()
 
@@ -259,12 +284,13 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
         if not self._begin(batch, now_ms):
             return
         ctx = ConsumeContext(self._parts.group, work.queue)
-        began_ms = clock.monotonic_ms()
+        me = get_ident()
+        began_ms = self._calls[me] = clock.monotonic_ms()
         try:
             answer = self._listener(self._take(batch, now_ms, 0, batch.count), ctx)
         except BaseException as error:  # noqa: BLE001
             answer = error
-        self.call_mean_ms += (clock.monotonic_ms() - began_ms - self.call_mean_ms) / 64
+        self._took(clock.monotonic_ms() - self._calls.pop(me, began_ms))
         if answer is None and ctx.ack_index is ACK_ALL:
             self._finish(batch, batch.count, 0)
             return

@@ -13,7 +13,9 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from math import inf
 from queue import Empty
 from typing import Generic, TypeVar
 
@@ -29,12 +31,19 @@ T = TypeVar("T")
 
 
 class ConsumingThreads(ABC, Generic[T]):
-    """Daemon threads that take items off one queue. ``log``: where faults of listeners are told."""
+    """Daemon threads that take items off one queue. ``log``: where faults of listeners are told.
+    ``held``: see ``ReadyQueue``.
+    """
 
-    def __init__(self, parts: ConsumerParts, log: logging.Logger) -> None:
+    def __init__(
+        self,
+        parts: ConsumerParts,
+        log: logging.Logger,
+        held: Callable[[], None] = lambda: None,
+    ) -> None:
         self._parts = parts
         self._log = log
-        self._ready: ReadyQueue[T | None] = ReadyQueue()
+        self._ready: ReadyQueue[T | None] = ReadyQueue(held)
         self._threads: list[threading.Thread] = []
         self._size = 0
         self._stopping = False
@@ -59,7 +68,7 @@ class ConsumingThreads(ABC, Generic[T]):
             thread.start()
         for _ in range(concurrency, self._size):
             self._ready.put(None)
-        self._size = concurrency
+        self._size = self._ready.threads = concurrency
 
     def owns_current_thread(self) -> bool:
         """True in a consuming thread, which cannot wait for itself."""
@@ -68,6 +77,7 @@ class ConsumingThreads(ABC, Generic[T]):
     def stop(self, timeout_ms: float) -> bool:
         """Let running listeners end and settle; False when some still run after ``timeout_ms``."""
         self._stopping = True
+        self._ready.limit = inf
         for _ in self._threads:
             self._ready.put(None)
         deadline = self._parts.clock.monotonic_ms() + timeout_ms
@@ -111,12 +121,19 @@ class ReadyQueue(Generic[T]):
     (``queue.SimpleQueue``, whose names these are, wakes a second one each time, which finds
     nothing, and takes turns through all of them.) Any thread puts and gets.
 
+    ``limit``: so many are awake; the others sleep although items wait, and ``held()`` is told when
+    that kept one asleep. ``threads``: how many there are. Both may change at any time.
+
     Invariants: an item is taken once, in the order of ``put``. No lost wake-up: whoever falls
     asleep is seen asleep first and then looks for items again; whoever puts, puts first and then
     looks for sleepers. Each of these is one atomic step of a deque or a list: there is no lock.
+    Who is kept asleep leaves at least one awake, who looks for items before it sleeps.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, held: Callable[[], None] = lambda: None) -> None:
+        self.limit: float = inf
+        self.threads = 0
+        self._held = held
         self._items: deque[T] = deque()
         self._asleep: list[threading.Lock] = []
         self._waking = False
@@ -128,6 +145,11 @@ class ReadyQueue(Generic[T]):
     def empty(self) -> bool:
         """Nothing waits at this moment."""
         return not self._items
+
+    def wake(self) -> None:
+        """Look at ``limit`` again."""
+        if self._items and self._asleep and not self._waking:
+            self._wake()
 
     def put(self, item: T) -> None:
         """Behind everything that waits."""
@@ -152,11 +174,11 @@ class ReadyQueue(Generic[T]):
         this thread.
         """
         while True:  # ends: an item, or the time is over
-            try:
-                return self.get_nowait()
-            except Empty:
-                if not self._sleep(timeout):
-                    raise
+            if self._awake <= self.limit:
+                with suppress(Empty):
+                    return self.get_nowait()
+            if not self._sleep(timeout):
+                raise Empty
 
     def get_nowait(self) -> T:
         """The oldest item; ``queue.Empty`` when there is none."""
@@ -168,7 +190,14 @@ class ReadyQueue(Generic[T]):
             self._wake()
         return item
 
+    @property
+    def _awake(self) -> int:
+        return self.threads - len(self._asleep)
+
     def _wake(self) -> None:
+        if self._awake >= self.limit:
+            self._held()
+            return
         try:
             sleeper = self._asleep.pop()
         except IndexError:
@@ -185,7 +214,8 @@ class ReadyQueue(Generic[T]):
             me.acquire()
         self._asleep.append(me)
         in_time = True
-        if self._items or not (in_time := me.acquire(timeout=timeout)):
+        wanted = self._items and self._awake < self.limit
+        if wanted or not (in_time := me.acquire(timeout=timeout)):
             try:
                 self._asleep.remove(me)
                 # for so long nobody wakes: it was said after the one to be woken had given up

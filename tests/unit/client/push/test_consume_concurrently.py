@@ -521,6 +521,39 @@ def test_a_slow_listener_is_given_one_message_at_a_time_the_others_wait_for_the_
     assert rig.consumption._ready.empty() and work.counters.consumed_ok == 5
 
 
+def test_calls_that_lost_the_processor_now_and_then_do_not_make_a_listener_slow() -> None:
+    rig, listener, _work = claim_rig(count=20)
+    took = iter([100] + [0] * 19)
+    listener.answer = lambda _messages, _ctx: rig.clock.advance_ms(next(took))
+    handle_next(rig)
+    assert len(listener.calls) == 20 and rig.consumption.call_mean_ms < SLOW_CALL_MS
+
+
+def test_two_threads_are_awake_for_a_quick_listener_more_while_calls_block_or_are_slow() -> None:
+    rig, listener, _work = claim_rig()
+    ready, seen = rig.consumption._ready, []
+    ready.threads = 20
+
+    def block(messages: list[MessageExt], _ctx: ConsumeContext) -> None:
+        if messages[0].queue_offset == 1:
+            seen.append(ready.limit)
+            rig.advance(11)
+            seen.append(ready.limit)
+
+    listener.answer = block
+    handle_next(rig)
+    assert seen == [2, 4], "its call has not returned"
+    rig.consumption.call_mean_ms = 2 * SLOW_CALL_MS
+    limits = []
+    for _ in range(4):
+        rig.consumption.look()
+        limits.append(ready.limit)
+    assert limits == [8, 16, 20, 20]
+    rig.consumption.call_mean_ms = 0.0
+    rig.consumption.look()
+    assert ready.limit == 2
+
+
 def test_on_stop_a_claim_ends_after_the_message_that_the_listener_has() -> None:
     rig, listener, work = claim_rig()
 

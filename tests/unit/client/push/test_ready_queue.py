@@ -71,6 +71,36 @@ def test_a_lone_item_wakes_the_thread_that_fell_asleep_last_and_no_other() -> No
     assert steps.taken == {0: [], 1: [], 2: [0, 1, 2, 3]}
 
 
+def test_more_threads_than_the_limit_stay_asleep_until_it_is_raised() -> None:
+    held: list[bool] = []
+    queue: ReadyQueue[int] = ReadyQueue(lambda: held.append(True))
+    queue.limit, queue.threads = 1, 3
+    steps = Steps(queue, 3)
+    for number in range(3):
+        steps.park(queue, number)
+    queue.put_all([1, 2, 3])
+    steps.told()
+    assert len(queue._asleep) == 2 and held and not queue.empty()
+    queue.wake()
+    assert len(queue._asleep) == 2 and steps.taken[2] == [1]
+    queue.limit = 3
+    queue.wake()
+    steps.told()
+    steps.told()
+    assert sorted(steps.taken[0] + steps.taken[1]) == [2, 3]
+
+
+def test_who_is_one_too_many_sleeps_although_items_wait_and_the_last_one_awake_does_not() -> None:
+    queue: ReadyQueue[int] = ReadyQueue()
+    queue.limit, queue.threads = 1, 2
+    queue.put_all([1, 2])
+    steps = Steps(queue, 1)
+    steps.park(queue, 0)
+    assert queue.get(5) == 1, "one sleeps: this thread is the one that is awake"
+    assert len(queue._asleep) == 1 and not queue.empty()
+    assert queue.get(5) == 2
+
+
 def test_a_page_of_items_wakes_as_many_threads_as_it_needs() -> None:
     queue: ReadyQueue[int] = ReadyQueue()
     steps = Steps(queue, 4)
