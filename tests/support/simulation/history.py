@@ -165,7 +165,7 @@ class History:
         """The whole history; what broke a promise."""
         with simulated(
             self.scheduler,
-            lambda _credentials, _limits, _clock, on_request, on_lost, _on_silent: SimPool(
+            lambda _credentials, _limits, _clock, on_request, on_lost, _on_silent, _tls: SimPool(
                 self.network, on_request, on_lost
             ),
         ):
