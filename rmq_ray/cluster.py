@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rmq_ray.actors import gateway, names
+from rmq_ray.actors.audit import newest_lines
 from rmq_ray.actors.clients import (
     AsyncProducer,
     Producer,
@@ -45,6 +46,7 @@ from rmq_ray.client.admin.admin import Admin
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import DEFAULT_CLUSTER, TlsSettings
 from rmq_ray.errors import ClusterError, ConfigError, RmqError, StoreMissing
+from rmq_ray.server.security.audit_log import AuditQuestion
 from rmq_ray.topology import known_stores
 from rmq_ray.topology.reader import read_topology
 from rmq_ray.topology.rules import BrokerSpec, Topology
@@ -124,11 +126,7 @@ class Cluster:
             "supervision": gateway.call(controller, "members"),
         }
         found["elections"] = gateway.call(controller, "elections") if plan.ledger else {}
-        members = [names.name_server(self.name, i) for i in range(len(plan.name_servers))]
-        members += [
-            names.broker(self.name, config.broker_name, config.broker_id)
-            for _, config in plan.all_copies()
-        ]
+        members = plan.listeners()
         members += [
             names.hold_service(self.name, key)
             for key, config in plan.all_copies()
@@ -144,6 +142,17 @@ class Cluster:
             )
         found["replicas"] = replica_status.rows(tuple(plan.all_copies()), found, found["elections"])
         return found
+
+    def audit(
+        self, *, lines: int = 100, since: str = "", who: str = "", refused: bool = False
+    ) -> list[dict[str, Any]]:
+        """The newest lines of the audit logs of all brokers and name servers, oldest first
+        (docs/security.md): what was refused, and what was changed. A server that does not answer
+        has a line with ``event`` "unknown". ``since``: a time as the lines have it,
+        ``2026-11-22T10:00``. ``who``: a part of the address. ``refused``: only refusals.
+        """
+        plan: ClusterPlan = gateway.call(self._controller(), "plan")
+        return newest_lines(plan.listeners(), AuditQuestion(lines, since, who, refused))
 
     def replicas(self) -> list[dict[str, Any]]:
         """A row for each copy of each broker: broker, replica, id (0 = master), role, address,

@@ -22,6 +22,7 @@ from rmq_ray.remoting import loopback
 from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.server.broker.broker import Broker
 from rmq_ray.server.replication.leadership import Leadership
+from rmq_ray.server.security.audit_log import AuditQuestion
 
 log = logging.getLogger("rmq_ray.replica")
 REGISTRATION_WAIT_S = 2.0
@@ -101,6 +102,10 @@ class BrokerShell:
         if self._error is not None:
             found |= {"state": "broken", "error": f"{type(self._error).__name__}: {self._error}"}
         return found
+
+    async def audit(self, question: AuditQuestion) -> list[dict[str, Any]]:
+        """The newest lines of its audit log; see ``AuditLog.newest``."""
+        return await asyncio.to_thread(self._broker.audit.newest, question)
 
     async def stop(self) -> None:
         """Flush everything, close the store cleanly and unregister."""

@@ -235,12 +235,14 @@ def _ours(error: ray.exceptions.RayError, method: str) -> RmqError:
     )
 
 
-def call_each(found: Mapping[str, Any | None], method: str, *, timeout_s: float) -> dict[str, Any]:
+def call_each(
+    found: Mapping[str, Any | None], method: str, *arguments: Any, timeout_s: float
+) -> dict[str, Any]:
     """The same call of many actors at once: name -> its answer, or the ``RmqError`` that kept it
     from answering (no actor: ``ClusterError``).
     """
     references = {
-        name: getattr(handle, method).remote()
+        name: getattr(handle, method).remote(*arguments)
         for name, handle in found.items()
         if handle is not None
     }

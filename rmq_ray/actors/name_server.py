@@ -4,8 +4,10 @@ registration.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from dataclasses import replace
+from typing import Any
 
 from rmq_ray.actors.gateway import node_address
 from rmq_ray.actors.shell import be_urgent, is_restart, spawn
@@ -13,6 +15,7 @@ from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import NameServerConfig
 from rmq_ray.remoting import loopback
 from rmq_ray.server.namesrv.name_server_runner import NameServerRunner
+from rmq_ray.server.security.audit_log import AuditQuestion
 
 
 class NameServerShell:
@@ -43,6 +46,10 @@ class NameServerShell:
     async def status(self) -> dict[str, object]:
         """Counters and states, for people and tests."""
         return {"pid": os.getpid(), **self._runner.server.status()}
+
+    async def audit(self, question: AuditQuestion) -> list[dict[str, Any]]:
+        """The newest lines of its audit log; see ``AuditLog.newest``."""
+        return await asyncio.to_thread(self._runner.audit.newest, question)
 
     async def stop(self) -> None:
         """Close the port and every connection."""

@@ -18,6 +18,7 @@ from typing import Any
 import click
 
 from rmq_ray.cli import (
+    audit,
     bench,
     brokers,
     cluster,
@@ -244,6 +245,7 @@ for command in (
     deploying.run,
     deploying.workers,
     brokers.broker,
+    audit.audit,
     groups.client,
     console,
     stores.store,

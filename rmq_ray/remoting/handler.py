@@ -57,6 +57,10 @@ class Owner(Protocol):
         """Log, with a limit per second."""
         ...
 
+    def refuse(self, peer: ServerPeer, reason: str) -> None:
+        """Complain of somebody who may not come in, and note it where refusals are noted."""
+        ...
+
     def monotonic_ms(self) -> float:
         """The clock that time-outs are measured with."""
         ...

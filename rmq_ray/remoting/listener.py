@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from rmq_ray.clock import Clock
 from rmq_ray.config import ForeignClients, RemotingLimits, TlsMode, TlsSettings
@@ -38,7 +38,8 @@ class Listener:
 
     Raises ``ConfigError`` at construction for settings that cannot hold: ``ForeignClients.ACL``
     without access rules, a closed port without a secret. ``busy_poll_us``: see ``busy_poll``; 0 =
-    the loop sleeps between frames. ``tls``: None = plain only.
+    the loop sleeps between frames. ``tls``: None = plain only. ``on_refused(peer, reason)``: of
+    who may not come in.
     """
 
     def __init__(  # noqa: PLR0913 - a port
@@ -51,6 +52,7 @@ class Listener:
         name: str,
         busy_poll_us: int = 0,
         tls: TlsSettings | None = None,
+        on_refused: Callable[[ServerPeer, str], None] = lambda _peer, _reason: None,
     ) -> None:
         if foreign is ForeignClients.ACL:
             raise ConfigError(
@@ -71,6 +73,7 @@ class Listener:
         self.name = name
         self.busy_poll: BusyPoll | None = None
         self.tls: ServerTls | None = None
+        self._on_refused = on_refused
         self._tls = tls if tls is not None and tls.mode is not TlsMode.DISABLED else None
         self._clock = clock
         self._busy_poll_us = busy_poll_us
@@ -108,6 +111,11 @@ class Listener:
             lambda: ServerPeer(self), host, port, backlog=BACKLOG
         )
         self._timer = loop.call_later(SCAN_MS / 1000, self._tick, loop)
+        if self.foreign is ForeignClients.OPEN:
+            log.warning(
+                "%s: foreign='open': whoever reaches this port may read, write and delete",
+                self.name,
+            )
         bound = self._server.sockets[0].getsockname()
         return Address(str(bound[0]), int(bound[1]))
 
@@ -205,6 +213,11 @@ class Listener:
         self._complaints += 1
         if self._complaints <= COMPLAINTS_MAX:
             log.warning("%s: %s %s", self.name, peer, reason, exc_info=fault)
+
+    def refuse(self, peer: ServerPeer, reason: str) -> None:
+        """A complaint about somebody who may not come in; ``on_refused`` is told, too."""
+        self.complain(peer, reason)
+        self._on_refused(peer, reason)
 
     def monotonic_ms(self) -> float:
         """The clock that time-outs are measured with."""

@@ -398,7 +398,7 @@ class ServerPeer(asyncio.BufferedProtocol):
             self.stage = Stage.FOREIGN
             self._serve(command, size)
         else:
-            self._fault(
+            self._turn_away(
                 f"the first frame is request {command.code} and no handshake; this port is "
                 f"closed to foreign clients"
             )
@@ -434,7 +434,7 @@ class ServerPeer(asyncio.BufferedProtocol):
         fault = "this port takes TLS connections only: switch TLS on in the client"
         if not command.flag & FLAG_ONEWAY:
             self._write(command.answer(ResponseCode.NO_PERMISSION, remark=fault))
-        self._fault(fault)
+        self._turn_away(fault)
 
     def _shake_hands(self, command: Command) -> None:
         if self._handshake is None:
@@ -444,12 +444,17 @@ class ServerPeer(asyncio.BufferedProtocol):
             )
         self._write(self._handshake.receive(command))
         if self._handshake.state is ServerState.FAILED:
-            self._owner.complain(self, f"handshake refused: {self._handshake.fault}")
+            self._owner.refuse(self, f"handshake refused: {self._handshake.fault}")
             self.close("handshake refused")
         elif self._handshake.state is ServerState.TRUSTED:
             self._handshake = None
             self.stage, self.trusted = Stage.TRUSTED, True
             self._buffer.frame_bytes_max, self._buffer.eager = self._limits.frame_bytes_max, True
+
+    def _turn_away(self, reason: str) -> None:
+        self._owner.refuse(self, f"closed: {reason}")
+        self._in_turn = False
+        self.close(reason)
 
     def _fault(self, reason: str, error: BaseException | None = None) -> None:
         self._owner.complain(self, f"closed: {reason}", error)

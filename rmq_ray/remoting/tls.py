@@ -78,8 +78,8 @@ def explain(error: ssl.SSLError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code in _HOST_MISMATCH:
             return (
-                f"{error.verify_message.rstrip('.')}: make a certificate that names this host "
-                f"(`rmq-ray tls init --host`), or give check_host=False"
+                f"{error.verify_message.rstrip('.')}: give the server a certificate that "
+                f"names this host, or check_host=False"
             )
         known = _VERIFY.get(error.verify_code)
         return known or f"its certificate was refused: {error.verify_message}"

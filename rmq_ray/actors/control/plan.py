@@ -79,6 +79,14 @@ class ClusterPlan:
         first = next(config for config in self.brokers if config.broker_name == broker_name)
         return (first, *self.replicas.get(broker_name, ()))
 
+    def listeners(self) -> list[str]:
+        """Actors that listen on a port: name servers, and every replica of every broker."""
+        found = [names.name_server(self.cluster, i) for i in range(len(self.name_servers))]
+        return found + [
+            names.broker(self.cluster, config.broker_name, config.broker_id)
+            for _, config in self.all_copies()
+        ]
+
     def all_copies(self) -> Iterator[tuple[str, BrokerConfig]]:
         """(key, config) of every replica of every broker."""
         for broker in self.brokers:

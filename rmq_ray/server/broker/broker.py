@@ -41,6 +41,7 @@ from rmq_ray.server.core.drain import wind_down
 from rmq_ray.server.pull.hold_link import HoldLink
 from rmq_ray.server.pull.parked_pulls import Hold, LocalHold, OnWake
 from rmq_ray.server.replication.leadership import NO_ID, Leadership
+from rmq_ray.server.security.audit_log import AUDIT_FILE, AuditLog
 from rmq_ray.server.slave.replica import Replica
 from rmq_ray.store.front.message_store import StoreState
 
@@ -94,15 +95,19 @@ class Broker:
         self._host = ("", 0)
         if leadership is not None:
             self._who.broker_id = NO_ID
+        party = f"broker {config.broker_name}"
+        self.audit = AuditLog(f"{config.store.path}/rmq_ray/{AUDIT_FILE}", clock, config.audit)
+        """Refusals and changes, written to the store's directory."""
         self._listener = Listener(
             self,
             credentials,
             config.foreign,
             config.limits,
             clock,
-            f"broker {config.broker_name}",
+            party,
             config.busy_poll_us,
             config.tls,
+            lambda peer, reason: self.audit.refused(party, peer, None, (), reason),
         )
         self.address: Address | None = None
         """Where clients reach it; None before it listens."""
@@ -149,6 +154,7 @@ class Broker:
         if self._stopped:
             await self._listener.close()
             raise _stopped_meanwhile()
+        self.audit.begin()
         self.address = Address(config.advertise or bound.host, bound.port)
         self._who.address = str(self.address)
         self._offload = ThreadOffload(config.broker_name, self._on_fatal)
@@ -285,6 +291,7 @@ class Broker:
             for threads in (self._reads, offload):
                 if threads is not None:
                     threads.close()
+            await asyncio.to_thread(self.audit.close)
 
     def status(self) -> dict[str, Any]:
         """States and counts; plain values."""
@@ -294,6 +301,7 @@ class Broker:
             else self._core.status()
         )
         found["connections"] = self._listener.connections
+        found["audit"] = self.audit.status()
         if self._listener.tls is not None:
             found["tls"] = self._listener.tls.status()
         if self._registration is not None:
@@ -339,6 +347,7 @@ class Broker:
             self._reads,
             self._leadership,
             epoch,
+            self.audit,
         )
         core.pulls.parked.hold.start()
         if self._registration is not None:

@@ -44,6 +44,7 @@ from rmq_ray.server.pull.parked_pulls import Hold, OnWake
 from rmq_ray.server.replication.leadership import Leadership
 from rmq_ray.server.replication.leadership_gate import LeadershipGate
 from rmq_ray.server.replication.replication import Replication
+from rmq_ray.server.security.audit_log import AuditLog
 from rmq_ray.server.send.message_writer import MessageWriter
 from rmq_ray.server.send.send_hooks import hooked
 from rmq_ray.server.send.send_path import Acknowledgements
@@ -82,6 +83,7 @@ class BrokerCore:
         reads: Offload | None = None,
         leadership: Leadership | None = None,
         epoch: int | None = None,
+        audit: AuditLog | None = None,
     ) -> None:
         self.config = config
         self.identity = identity
@@ -106,7 +108,7 @@ class BrokerCore:
             reopens=leadership is None or epoch is None,
             covered=lambda log_offset: self.replication.covered(log_offset),
         )
-        self.dispatch = Dispatch(identity, self.keeper, self.tables, self.counters, reads)
+        self.dispatch = Dispatch(identity, self.keeper, self.tables, self.counters, reads, audit)
         self.handle = self.dispatch.handle
         """Serve one request, see ``Dispatch.handle``."""
         self.upkeep = Upkeep(self.keeper, identity, self.tables, clock, offload)

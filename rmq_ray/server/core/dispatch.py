@@ -13,7 +13,7 @@ Invariants: one loop calls everything here; nothing here raises an ``RmqError`` 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from rmq_ray.errors import AppendUnknown, NotAuthorized, RmqError, StoreNotReady
 from rmq_ray.ports import Peer
@@ -26,6 +26,8 @@ from rmq_ray.server.base.offload import Offload
 from rmq_ray.server.base.responses import Refused
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.replication.leadership_gate import LeadershipGate
+from rmq_ray.server.security.audit_log import AuditLog
+from rmq_ray.server.security.audited import Witness
 from rmq_ray.server.tables.broker_tables import BrokerTables
 
 # error classes with codes from here on have no meaning on the wire, except ours from 20001
@@ -33,7 +35,9 @@ CLIENT_SIDE_CODES = 10_000
 
 
 class Dispatch:
-    """Of one broker. ``reads``: threads for what clients ask."""
+    """Of one broker. ``reads``: threads for what clients ask. ``audit``: where refusals and changes
+    are noted.
+    """
 
     def __init__(
         self,
@@ -42,12 +46,15 @@ class Dispatch:
         tables: BrokerTables,
         counters: Counters,
         reads: Offload,
+        audit: AuditLog | None = None,
     ) -> None:
         self._identity = identity
         self._keeper = keeper
         self._tables = tables
         self._counters = counters
         self._reads = reads
+        self._audit = audit
+        self._party = f"broker {identity.name}"
         self._gate: LeadershipGate | None = None
         self.requests: dict[int, tuple[Row, Handler]] = {}
 
@@ -65,20 +72,23 @@ class Dispatch:
         if served is None:
             return self._not_supported(command)
         row, handler = served
+        audit, witness = self._audit, None
+        if row.audited and audit is not None:
+            witness = Witness(audit, self._party, row, command, peer)
         try:
             if not self._tables.loaded and not row.any_state:
                 raise self._keeper.refusal()
             if self._gate is not None:
                 self._gate.check(row.fence)
             if not peer.trusted and Asker.FOREIGN not in row.asked_by:
-                raise NotAuthorized(
-                    "this request is for clients of the cluster that proved its secret"
-                )
+                raise self._not_authorized(row, peer)
             if row.master_only:
                 self._refuse_as_slave()
-            answer = handler(command, peer)
+            answer = handler(command, peer if witness is None else cast(Peer, witness))
         except RmqError as error:
             answer = self._refuse(command, peer, error)
+        if witness is not None and answer is not None:
+            witness.hears(answer)
         return None if command.flag & FLAG_ONEWAY else answer
 
     def serve(self, command: Command, peer: Peer) -> None:
@@ -123,6 +133,12 @@ class Dispatch:
     def _not_supported(command: Command) -> Command | None:
         remark = f" request type {command.code} not supported"
         return command.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
+
+    def _not_authorized(self, row: Row, peer: Peer) -> NotAuthorized:
+        why = "this request is for clients of the cluster that proved its secret"
+        if self._audit is not None:
+            self._audit.refused(self._party, peer, row, (), why)
+        return NotAuthorized(why)
 
     def _refuse_as_slave(self) -> None:
         identity = self._identity

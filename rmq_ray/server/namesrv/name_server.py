@@ -44,6 +44,8 @@ from rmq_ray.server.namesrv.kv_config import (
     SettingsHandlers,
     WriteAtOnce,
 )
+from rmq_ray.server.security.audit_log import AuditLog
+from rmq_ray.server.security.audited import Witness
 
 FIRST_SCAN_MS = 5_000
 ADDRESSES_MAX = 10_000
@@ -62,8 +64,10 @@ class NameServer:
         clock: Clock,
         offload: Offload | None = None,
         files: FileSystem | None = None,
+        audit: AuditLog | None = None,
     ) -> None:
         self._config = config
+        self._audit = audit
         self._clock = clock
         self._routes = RouteTable()
         self._kv = KvConfig(config.directory, files or FileSystem(), offload or WriteAtOnce())
@@ -102,8 +106,14 @@ class NameServer:
                 ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
                 remark=f" request type {command.code} not supported",
             )
-        _row, handler = served
-        return handler(command, peer)
+        row, handler = served
+        if not row.audited or self._audit is None:
+            return handler(command, peer)
+        witness = Witness(self._audit, "name server", row, command, peer)
+        answer = handler(command, cast(Peer, witness))
+        if answer is not None:
+            witness.hears(answer)
+        return answer
 
     def closed(self, peer: Peer) -> None:
         """A connection is gone: brokers that registered by it leave the routes at once."""

@@ -19,6 +19,7 @@ from rmq_ray.remoting.listener import Listener
 from rmq_ray.server.base.listen_port import listen, port_file
 from rmq_ray.server.base.waits import wait_at_most
 from rmq_ray.server.namesrv.name_server import NameServer
+from rmq_ray.server.security.audit_log import AUDIT_FILE, AuditLog
 
 log = logging.getLogger("rmq_ray.server")
 TICK_S = 1.0
@@ -39,7 +40,10 @@ class NameServerRunner:
         self._clock = clock
         self._files = FileSystem()
         self._stopping = asyncio.Event()
-        self.server = NameServer(config, clock)
+        path = f"{config.directory}/{AUDIT_FILE}" if config.directory else None
+        self.audit = AuditLog(path, clock, config.audit)
+        """Refusals and changes, in the name server's directory."""
+        self.server = NameServer(config, clock, audit=self.audit)
         self._listener = Listener(
             self.server,
             Credentials(config.cluster_name, "name_server", secret),
@@ -48,6 +52,9 @@ class NameServerRunner:
             clock,
             "name server",
             tls=config.tls,
+            on_refused=lambda peer, reason: self.audit.refused(
+                "name server", peer, None, (), reason
+            ),
         )
         self.address: Address | None = None
         self.error: RmqError | None = None
@@ -64,10 +71,12 @@ class NameServerRunner:
             self.error = error
             self._release()
             return
+        self.audit.begin()
         while not self._stopping.is_set():
             self.server.tick(self._clock.now_ms())
             await wait_at_most(self._stopping, TICK_S)
         await self._listener.close()
+        await asyncio.to_thread(self.audit.close)
         self._release()
 
     async def stop(self) -> None:

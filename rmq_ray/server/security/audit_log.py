@@ -52,6 +52,7 @@ SEARCHED_BYTES_MAX = 16 << 20
 """What one question reads, newest first."""
 LINES_ASKED_MAX = 10_000
 OTHERS, ANYBODY = "others", ""
+AUDIT_FILE = "audit.log"
 OF_ANYBODY = {"account": "", "member": False, "address": "many"}
 
 

@@ -284,7 +284,7 @@ class Repair:
         try:
             data = await self._fetched(connection, store, *stretch)
             is_whole = data is not None and await self._thread.run(
-                partial(store.mend, stretch[0], data)
+                partial(self._mend, store, stretch[0], data)
             )
         except ConnectionLost:
             self._tried.discard(stretch)
@@ -298,7 +298,6 @@ class Repair:
             return ResponseCode.SYSTEM_ERROR in error.args or isinstance(error, StoreUnreadable)
         if is_whole:
             self._tried.discard(stretch)
-            self.mended += 1
         else:
             log.error(
                 "%d bytes at log offset %d stay broken: the master has no whole records for them",
@@ -306,6 +305,12 @@ class Repair:
                 stretch[0],
             )
         return True
+
+    def _mend(self, store: FollowerStore, log_offset: int, data: bytes) -> bool:
+        """In the thread, which goes on where the session ends meanwhile: it is counted there."""
+        is_whole = store.mend(log_offset, data)
+        self.mended += is_whole
+        return is_whole
 
     async def _fetched(
         self, connection: AsyncConnection, store: FollowerStore, log_offset: int, size: int

@@ -478,3 +478,36 @@ def test_doctor_warns_of_niceness(monkeypatch: pytest.MonkeyPatch) -> None:
         found = {row["check"]: row for row in json.loads(run("--format", "json", "doctor").stdout)}
         assert (found["niceness"]["state"], found["niceness"]["found"]) == (state, str(nice))
         assert ("RAY_worker_niceness=0" in found["niceness"]["remedy"]) is (nice != 0)
+
+
+def test_audit_shows_lines_of_all_servers_and_says_when_there_are_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[dict[str, Any]] = []
+    lines: list[dict[str, Any]] = [
+        {
+            "time": "2026-11-22T10:00:00.000Z",
+            "event": "changed",
+            "party": "broker broker-a",
+            "account": "",
+            "address": "127.0.0.1:4711",
+            "request": "DELETE_TOPIC_IN_BROKER",
+            "resources": ["topic:orders"],
+            "new": {"perm": "6"},
+        }
+    ]
+
+    class Attached:
+        def audit(self, **question: Any) -> list[dict[str, Any]]:
+            asked.append(question)
+            return lines
+
+    monkeypatch.setattr(context.Options, "connect", lambda _self: Attached())
+    shown = run("audit", "--refused", "--who", "127.", "--lines", "7").output
+    assert "topic:orders" in shown and "127.0.0.1:4711" in shown and "perm=6" in shown
+    assert asked == [{"lines": 7, "since": "", "who": "127.", "refused": True}]
+    (line,) = json.loads(run("--format", "json", "audit").output)
+    assert line["new"] == {"perm": "6"}
+    lines.clear()
+    assert "nothing was refused or changed yet" in run("audit").output
+    assert json.loads(run("--format", "json", "audit").output) == []

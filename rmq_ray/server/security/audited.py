@@ -1,0 +1,79 @@
+"""Who sees that an audited request was answered: its line in the audit log says how it ended, also
+where the answer comes later.
+
+Called by the dispatch of brokers and name servers, for rows of the request table that are audited.
+Invariant: one line for each request; neither a body nor a value whose name speaks of a secret.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rmq_ray.ports import Peer
+from rmq_ray.remoting.request_table import Row
+from rmq_ray.remoting.wire.codes import ResponseCode
+from rmq_ray.remoting.wire.frame import FLAG_RESPONSE, Command
+from rmq_ray.server.security.audit_log import AuditLog
+
+KINDS = {
+    "topic": "topic",
+    "group": "group",
+    "groupName": "group",
+    "consumerGroup": "group",
+    "srcGroup": "group",
+    "destGroup": "group",
+    "brokerName": "broker",
+    "namespace": "namespace",
+}
+"""Ext fields that name what a request touches."""
+SECRETS = ("secret", "signature", "password", "token")
+
+
+class Witness:
+    """The peer of one audited request: hears its answer. ``party``: who serves."""
+
+    def __init__(self, log: AuditLog, party: str, row: Row, command: Command, peer: Peer) -> None:
+        self._log = log
+        self._party = party
+        self._row = row
+        self._peer = peer
+        self._opaque = command.opaque
+        self._fields = dict(command.fields or {})
+        self._told = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._peer, name)
+
+    def send(self, command: Command) -> None:
+        """See ``ports.Peer``."""
+        if command.flag & FLAG_RESPONSE and command.opaque == self._opaque:
+            self.hears(command)
+        self._peer.send(command)
+
+    def hears(self, answer: Command) -> None:
+        """The answer, whoever sends it."""
+        if self._told:
+            return
+        self._told = True
+        outcome = ""
+        if answer.code != ResponseCode.SUCCESS:
+            outcome = answer.remark or f"code {answer.code}"
+        self._log.changed(
+            self._party,
+            self._peer,
+            self._row,
+            [(KINDS[name], value) for name, value in self._fields.items() if name in KINDS],
+            new=_told(self._fields),
+            outcome=outcome,
+        )
+
+
+def _told(fields: Mapping[str, str]) -> dict[str, str] | None:
+    """What was asked for beside the names; None where that was all."""
+    found = {
+        name: value
+        for name, value in fields.items()
+        if name not in KINDS and not any(word in name.lower() for word in SECRETS)
+    }
+    return found or None
