@@ -2,8 +2,8 @@
 clients: ``python -m tests.support.brokers.open_cluster``.
 
 Arguments: directory, flush mode (``async``/``sync``), seconds to live at most, settings of the
-brokers as JSON (or none), how many masters (or one). Prints the name server's address when all
-serve.
+brokers as JSON (or none), how many masters (or one); with two, all ports take TLS, too. Prints the
+name server's address when all serve.
 """
 
 from __future__ import annotations
@@ -11,13 +11,23 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 from rmq_ray.clock import SYSTEM_CLOCK
-from rmq_ray.config import BrokerConfig, FlushMode, ForeignClients, NameServerConfig, StoreConfig
+from rmq_ray.config import (
+    BrokerConfig,
+    FlushMode,
+    ForeignClients,
+    NameServerConfig,
+    StoreConfig,
+    TlsMode,
+    TlsSettings,
+)
 from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.server.broker.broker import Broker
 from rmq_ray.server.namesrv.name_server_runner import NameServerRunner
+from tests.support.certificates import Certificates
 
 SECRET = b"interop"
 CLUSTER = "interop"
@@ -27,9 +37,12 @@ async def serve(
     directory: str, flush: FlushMode, seconds: float, settings: dict[str, Any], masters: int
 ) -> None:
     """All parties on one loop, until the time is over."""
+    tls = TlsSettings()
+    if masters > 1:
+        tls = Certificates(Path(directory) / "pem").settings(TlsMode.PERMISSIVE)
     runner = NameServerRunner(
         NameServerConfig(
-            cluster_name=CLUSTER, directory=f"{directory}/ns", foreign=ForeignClients.OPEN
+            cluster_name=CLUSTER, directory=f"{directory}/ns", foreign=ForeignClients.OPEN, tls=tls
         ),
         SECRET,
         SYSTEM_CLOCK,
@@ -47,6 +60,7 @@ async def serve(
             broker_name=name,
             foreign=ForeignClients.OPEN,
             name_servers=(str(runner.address),),
+            tls=tls,
         ).but(**settings)
         broker = Broker(config, SYSTEM_CLOCK, Credentials(CLUSTER, "broker", SECRET))
         await broker.start(create=True)
