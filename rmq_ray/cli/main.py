@@ -29,6 +29,7 @@ from rmq_ray.cli import (
     messages,
     output,
     stores,
+    tls,
     topics,
 )
 from rmq_ray.cli.context import Options, pass_options, told
@@ -246,6 +247,7 @@ for command in (
     deploying.workers,
     brokers.broker,
     audit.audit,
+    tls.tls,
     groups.client,
     console,
     stores.store,

@@ -58,6 +58,8 @@ from rmq_ray.config import (
     ForeignClients,
     NameServerConfig,
     StoreConfig,
+    TlsMode,
+    TlsSettings,
 )
 from rmq_ray.errors import ConfigError
 from rmq_ray.topology import rules
@@ -70,7 +72,16 @@ BROKERS_MAX = 1_000
 REPLICAS_MAX = 9
 PORT_MAX = 65_535
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_TOP = ("cluster", "foreign", "failover", "controller", "defaults", "name_servers", "brokers")
+_TOP = (
+    "cluster",
+    "foreign",
+    "tls",
+    "failover",
+    "controller",
+    "defaults",
+    "name_servers",
+    "brokers",
+)
 _OWN = ("name", "resource", "store", "allow_same_node", "replicas")
 _OF_REPLICA = ("resource", "host", "advertise", "port", "store")
 _BROKER_DECIDED = (
@@ -87,6 +98,7 @@ _BROKER_DECIDED = (
     "master",
 )
 _NAME_SERVER_DECIDED = ("cluster_name", "foreign", "tls", "limits")
+_TLS_FILES = ("certificate", "key", "ca", "client_certificate", "client_key")
 _ANY_ADDRESS = ("0.0.0.0", "::")
 
 
@@ -137,8 +149,9 @@ class _TopologyReader:
                 cluster,
             )
         foreign = self._value(("foreign",), ForeignClients, self._found.get("foreign", "closed"))
+        shared = {"cluster_name": cluster, "foreign": foreign, "tls": self._tls()}
         brokers = [
-            self._broker(i, table, cluster, foreign)
+            self._broker(i, table, shared)
             for i, table in enumerate(self._tables(("brokers",), self._found, BROKERS_MAX))
         ]
         if not brokers:
@@ -149,8 +162,7 @@ class _TopologyReader:
             )
         servers = self._tables(("name_servers",), self._found, NAME_SERVERS_MAX) or [{}]
         name_servers = tuple(
-            self._name_server(i, table, cluster, foreign, brokers[0])
-            for i, table in enumerate(servers)
+            self._name_server(i, table, shared, brokers[0]) for i, table in enumerate(servers)
         )
         found = Topology(
             self._source,
@@ -166,8 +178,9 @@ class _TopologyReader:
     # --- parts of the file ------------------------------------------------------------------------
 
     def _broker(
-        self, index: int, table: Mapping[str, Any], cluster: str, foreign: ForeignClients
+        self, index: int, table: Mapping[str, Any], shared: Mapping[str, Any]
     ) -> BrokerSpec:
+        """``shared``: settings of all members."""
         key: Key = ("brokers", index)
         known = _hints(BrokerConfig, _BROKER_DECIDED)
         defaults = self._table(("defaults",), self._found.get("defaults", {}))
@@ -192,12 +205,7 @@ class _TopologyReader:
             | self._settings(key, table, known)
         )
         self._address(key, settings)
-        settings |= {
-            "store": store,
-            "broker_name": name,
-            "cluster_name": cluster,
-            "foreign": foreign,
-        }
+        settings |= {"store": store, "broker_name": name, **shared}
         config = self._built(
             {("defaults",): defaults, key: table}, lambda: BrokerConfig(**settings)
         )
@@ -258,8 +266,7 @@ class _TopologyReader:
         self,
         index: int,
         table: Mapping[str, Any],
-        cluster: str,
-        foreign: ForeignClients,
+        shared: Mapping[str, Any],
         first: BrokerSpec,
     ) -> NameServerSpec:
         key: Key = ("name_servers", index)
@@ -276,7 +283,7 @@ class _TopologyReader:
             settings["directory"] = f"{first.config.store.path}.name-server-{index}"
         config = self._built(
             {key: table},
-            lambda: NameServerConfig(**{**settings, "cluster_name": cluster, "foreign": foreign}),
+            lambda: NameServerConfig(**{**settings, **shared}),
         )
         return NameServerSpec(config, resource, key)
 
@@ -296,6 +303,20 @@ class _TopologyReader:
         return ControllerSpec(
             self._path((*key, "store"), path, "resource" in table), self._resource(key, table), key
         )
+
+    def _tls(self) -> TlsSettings:
+        """Relative paths lie beside the file, on each server's host."""
+        key: Key = ("tls",)
+        table = self._table(key, self._found.get("tls", {}))
+        known = _hints(TlsSettings, ())
+        self._keys(table, key, tuple(known))
+        settings = self._settings(key, table, known)
+        if table and "mode" not in settings:
+            settings["mode"] = TlsMode.ENFORCING
+        for name in _TLS_FILES:
+            if settings.get(name):
+                settings[name] = self._path((*key, name), settings[name], False)
+        return self._built({key: table}, lambda: TlsSettings(**settings))
 
     def _failover(self) -> FailoverConfig:
         key: Key = ("failover",)

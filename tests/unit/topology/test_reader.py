@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rmq_ray.config import FlushMode, ForeignClients
+from rmq_ray.config import ClientAuth, FlushMode, ForeignClients, TlsMode
 from rmq_ray.errors import ConfigError
 from rmq_ray.topology.reader import parse_topology, read_topology
 from rmq_ray.topology.rules import Topology
@@ -312,3 +312,42 @@ def test_the_file_at_the_top_level_is_right() -> None:
     assert [spec.config.broker_name for spec in found.brokers] == [
         "broker-a"
     ] and found.resources == {}
+
+
+TLS = """
+[tls]
+certificate = "pem/server.pem"
+key = "/etc/rmq/server.key"
+ca = "pem/ca.pem"
+client_auth = "optional"
+[[brokers]]
+name = "broker-a"
+store = { path = "/data/rmq" }
+allow_same_node = true
+[[brokers.replicas]]
+store = { path = "/data/rmq-1" }
+"""
+
+
+def test_tls_is_that_of_all_members_and_enforcing_unless_the_file_says_otherwise() -> None:
+    read = parse_topology(TLS, "/srv/rmq.toml")
+    tls = read.brokers[0].config.tls
+    assert tls.mode is TlsMode.ENFORCING and tls.client_auth is ClientAuth.OPTIONAL
+    assert (tls.certificate, tls.key) == ("/srv/pem/server.pem", "/etc/rmq/server.key")
+    assert read.name_servers[0].config.tls == read.brokers[0].replicas[0].config.tls == tls
+    softer = parse_topology(TLS.replace("[tls]", '[tls]\nmode = "permissive"'))
+    assert softer.brokers[0].config.tls.mode is TlsMode.PERMISSIVE
+    assert parse_topology(FILE).brokers[0].config.tls.mode is TlsMode.DISABLED
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("ca =", "cas =", "line 5: unknown key 'cas'; known here are ca, certificate"),
+        ('ca = "pem/ca.pem"', "", "line 2: tls needs ca, the PEM file"),
+        ('"optional"', '"sure"', "line 6: client_auth must be one of 'none', 'optional'"),
+    ],
+)
+def test_what_is_wrong_with_tls_is_told_with_its_line(before: str, after: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse_topology(TLS.replace(before, after))

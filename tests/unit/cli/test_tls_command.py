@@ -1,0 +1,78 @@
+"""``rmq-ray tls init``: what it makes is what servers and clients take."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from rmq_ray.cli.main import main
+from rmq_ray.clock import SYSTEM_CLOCK
+from rmq_ray.config import ClientAuth, RemotingLimits, Tls, TlsMode, TlsSettings
+from rmq_ray.model.ids import Address
+from rmq_ray.remoting.connection import Connection
+from rmq_ray.remoting.handshake import Credentials
+from rmq_ray.topology.reader import parse_topology
+from tests.support.brokers.live_cluster import CLUSTER, SECRET, LiveCluster
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["tls", "init", *arguments])
+
+
+def test_its_files_serve_a_cluster_that_asks_clients_for_certificates(tmp_path: Path) -> None:
+    pem = tmp_path / "pem"
+    shown = run(str(pem), "--host", "broker.example", "--host", "10.0.0.7")
+    assert shown.exit_code == 0 and "[tls]" in shown.output
+    names = {path.name for path in pem.iterdir()}
+    assert names == {
+        f"{name}.{kind}" for name in ("ca", "server", "client") for kind in ("pem", "key")
+    }
+    assert {stat.S_IMODE(path.stat().st_mode) for path in pem.iterdir()} == {0o600}
+    told = shown.output[shown.output.index("[tls]") : shown.output.index("copy server.pem")]
+    file = told + '\n[[brokers]]\nname = "broker-a"\nstore = { path = "/data/rmq" }\n'
+    assert parse_topology(file).brokers[0].config.tls.ca == str(pem / "ca.pem")
+    tls = TlsSettings(
+        TlsMode.ENFORCING,
+        str(pem / "server.pem"),
+        str(pem / "server.key"),
+        "",
+        str(pem / "ca.pem"),
+        ClientAuth.REQUIRE,
+        str(pem / "client.pem"),
+        str(pem / "client.key"),
+    )
+    with LiveCluster(tmp_path, tls=tls) as cluster:
+        connection = Connection(
+            Address.parse(cluster.brokers[0].status()["address"]),
+            Credentials(CLUSTER, "broker", SECRET),
+            RemotingLimits(),
+            SYSTEM_CLOCK,
+            tls=Tls(str(pem / "ca.pem"), str(pem / "client.pem"), str(pem / "client.key")),
+        )
+        assert connection.alive
+        connection.close()
+
+
+def test_nothing_is_overwritten_and_a_host_that_is_none_is_refused(tmp_path: Path) -> None:
+    assert run(str(tmp_path / "a")).exit_code == 0
+    before = (tmp_path / "a" / "ca.key").read_bytes()
+    again = run(str(tmp_path / "a"))
+    assert again.exit_code == 2 and "is there already" in again.output
+    assert (tmp_path / "a" / "ca.key").read_bytes() == before
+    wrong = run(str(tmp_path / "b"), "--host", "bücher.example")
+    assert wrong.exit_code == 2 and "neither a name nor an address" in wrong.output
+    assert not list((tmp_path / "b").iterdir())
+
+
+@pytest.mark.parametrize("days", ["0", "4000", "x"])
+def test_days_have_limits(tmp_path: Path, days: str) -> None:
+    assert run(str(tmp_path), "--days", days).exit_code == 2
+
+
+def test_json_lists_the_files(tmp_path: Path) -> None:
+    shown = CliRunner().invoke(main, ["--format", "json", "tls", "init", str(tmp_path / "pem")])
+    assert len(json.loads(shown.output)["files"]) == 6
