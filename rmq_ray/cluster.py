@@ -126,12 +126,8 @@ class Cluster:
             "supervision": gateway.call(controller, "members"),
         }
         found["elections"] = gateway.call(controller, "elections") if plan.ledger else {}
-        members = plan.listeners()
-        members += [
-            names.hold_service(self.name, key)
-            for key, config in plan.all_copies()
-            if config.hold_link
-        ]
+        holds = [key for key, config in plan.all_copies() if config.hold_link]
+        members = plan.listeners() + [names.hold_service(self.name, key) for key in holds]
         handles = {member: gateway.find(member) for member in members}
         for member, answer in gateway.call_each(handles, "status", timeout_s=STATUS_S).items():
             history = found["supervision"].get(member, {})
@@ -143,13 +139,18 @@ class Cluster:
         found["replicas"] = replica_status.rows(tuple(plan.all_copies()), found, found["elections"])
         return found
 
+    def metrics(self, *, host: str = "", port: int = 5557) -> str:
+        """The address to scrape (docs/metrics.md); starts the exporter where none runs."""
+        from rmq_ray.actors import exporter
+
+        return exporter.find_or_start(self.name, host, port)
+
     def audit(
         self, *, lines: int = 100, since: str = "", who: str = "", refused: bool = False
     ) -> list[dict[str, Any]]:
-        """The newest lines of the audit logs of all brokers and name servers, oldest first
-        (docs/security.md): what was refused, and what was changed. A server that does not answer
-        has a line with ``event`` "unknown". ``since``: a time as the lines have it,
-        ``2026-11-22T10:00``. ``who``: a part of the address. ``refused``: only refusals.
+        """The newest lines of the audit logs of all servers, oldest first (docs/security.md); one
+        that does not answer has a line with ``event`` "unknown". ``since``: a time as the lines
+        have it, ``2026-11-22T10:00``. ``who``: a part of the address.
         """
         plan: ClusterPlan = gateway.call(self._controller(), "plan")
         return newest_lines(plan.listeners(), AuditQuestion(lines, since, who, refused))
@@ -248,9 +249,9 @@ class Cluster:
         if "admin" in self.__dict__:
             self.admin.close()
             del self.__dict__["admin"]
-        controller = self._controller()
-        gateway.call(controller, "stop", timeout_s=START_TIMEOUT_S)
-        gateway.kill(names.controller(self.name), for_good=True)
+        gateway.call(self._controller(), "stop", timeout_s=START_TIMEOUT_S)
+        for actor in (names.exporter(self.name), names.controller(self.name)):
+            gateway.kill(actor, for_good=True)
         self._stopped = True
 
     def _copy(

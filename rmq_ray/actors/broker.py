@@ -17,6 +17,7 @@ from rmq_ray.actors.shell import be_urgent, exit_hard, is_restart, spawn
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import ClusterError, RmqError
+from rmq_ray.model.metrics import Family
 from rmq_ray.model.reigns import Assignment, ReplicaReport
 from rmq_ray.remoting import loopback
 from rmq_ray.remoting.handshake import Credentials
@@ -102,6 +103,10 @@ class BrokerShell:
         if self._error is not None:
             found |= {"state": "broken", "error": f"{type(self._error).__name__}: {self._error}"}
         return found
+
+    async def metrics(self) -> list[Family]:
+        """See ``Broker.metrics``."""
+        return await self._broker.metrics()
 
     async def audit(self, question: AuditQuestion) -> list[dict[str, Any]]:
         """The newest lines of its audit log; see ``AuditLog.newest``."""

@@ -13,6 +13,7 @@ from rmq_ray.actors.gateway import node_address
 from rmq_ray.actors.shell import be_urgent, is_restart, spawn
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import NameServerConfig
+from rmq_ray.model.metrics import Family
 from rmq_ray.remoting import loopback
 from rmq_ray.server.namesrv.name_server_runner import NameServerRunner
 from rmq_ray.server.security.audit_log import AuditQuestion
@@ -46,6 +47,10 @@ class NameServerShell:
     async def status(self) -> dict[str, object]:
         """Counters and states, for people and tests."""
         return {"pid": os.getpid(), **self._runner.server.status()}
+
+    async def metrics(self) -> list[Family]:
+        """See ``NameServer.metrics``."""
+        return self._runner.server.metrics()
 
     async def audit(self, question: AuditQuestion) -> list[dict[str, Any]]:
         """The newest lines of its audit log; see ``AuditLog.newest``."""

@@ -57,6 +57,11 @@ def hold_service(cluster: str, key: str) -> str:
     return f"{check_cluster_name(cluster)}/{key}/hold"
 
 
+def exporter(cluster: str) -> str:
+    """What Prometheus scrapes."""
+    return f"{check_cluster_name(cluster)}/exporter"
+
+
 def replica_key(broker_name: str, replica: int) -> str:
     """How resources and known stores are named; without slaves it is the broker's name.
 

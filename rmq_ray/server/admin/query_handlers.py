@@ -13,7 +13,7 @@ from rmq_ray.ports import Peer
 from rmq_ray.remoting.wire import bodies_admin
 from rmq_ray.remoting.wire.bodies_admin import ClientConnection, Progress, QueueStats
 from rmq_ray.remoting.wire.codes import ResponseCode
-from rmq_ray.remoting.wire.frame import LANGUAGES, Command
+from rmq_ray.remoting.wire.frame import Command, language
 from rmq_ray.remoting.wire.headers import (
     ConsumerGroupHeader,
     ConsumeStatsHeader,
@@ -207,10 +207,9 @@ class QueryHandlers:
 
 def _connection(peer: object, client: object) -> ClientConnection:
     number = getattr(client, "language", 0)
-    language = LANGUAGES[number] if 0 <= number < len(LANGUAGES) else "OTHER"
     return ClientConnection(
         str(getattr(client, "client_id", "")),
         f"{getattr(peer, 'host', '?')}:{getattr(peer, 'port', 0)}",
-        language,
+        language(number),
         getattr(client, "version", 0),
     )

@@ -1,13 +1,25 @@
-"""Counts of one broker since its start: what status, runtime info and tests read. Plain integers,
-one attribute each.
+"""Counts of one broker since its start: what status, runtime info, metrics and tests read. Plain
+integers, one attribute each; what is told by topic and group is counted once a frame or page.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import asdict, dataclass
+from collections.abc import Container, Hashable
+from dataclasses import dataclass, field, fields
+from typing import TypeVar
+
+K = TypeVar("K", bound=Hashable)
 
 WINDOWS_S = (10, 60, 600)
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Messages and their bytes."""
+
+    messages: int = 0
+    bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -44,10 +56,42 @@ class Counters:
     notices: int = 0
     subscription_conflicts: int = 0
     topics_refused: int = 0
+    stored: dict[str, Traffic] = field(default_factory=dict)
+    """By topic."""
+    handed_out: dict[tuple[str, str], Traffic] = field(default_factory=dict)
+    """By (topic, group)."""
+
+    def put(self, topic: str, messages: int, size: int) -> None:
+        """So many were stored in a topic."""
+        self.put_messages += messages
+        self.put_bytes += size
+        _count(self.stored, topic, messages, size)
+
+    def got(self, topic: str, group: str, messages: int, size: int) -> None:
+        """So many went to a group."""
+        self.got_messages += messages
+        self.got_bytes += size
+        _count(self.handed_out, (topic, group), messages, size)
+
+    def keep(self, topics: Container[str]) -> None:
+        """Forget what was counted of topics that are no more."""
+        for topic in [topic for topic in self.stored if topic not in topics]:
+            del self.stored[topic]
+        for key in [key for key in self.handed_out if key[0] not in topics]:
+            del self.handed_out[key]
 
     def as_dict(self) -> dict[str, int]:
         """Name -> count."""
-        return asdict(self)
+        values = ((one.name, getattr(self, one.name)) for one in fields(self))
+        return {name: value for name, value in values if isinstance(value, int)}
+
+
+def _count(table: dict[K, Traffic], key: K, messages: int, size: int) -> None:
+    found = table.get(key)
+    if found is None:
+        found = table[key] = Traffic()
+    found.messages += messages
+    found.bytes += size
 
 
 class PutRate:

@@ -23,6 +23,7 @@ from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import RmqError, StoreNotReady
 from rmq_ray.files import FileSystem
 from rmq_ray.model.ids import Address
+from rmq_ray.model.metrics import Family
 from rmq_ray.model.reigns import Assignment, ReplicaReport, Role
 from rmq_ray.model.topics import DataVersion, TopicConfig
 from rmq_ray.ports import Peer
@@ -307,6 +308,14 @@ class Broker:
         if self._registration is not None:
             found["name_servers"] = self._registration.status()
         return found
+
+    async def metrics(self) -> list[Family]:
+        """Every family of ``server.core.broker_metrics``; none while there is no core. What needs
+        the store is read beside the loop.
+        """
+        if self._core is None:
+            return []
+        return await asyncio.to_thread(self._core.metrics.snapshot(self.status()))
 
     # --- parts ---
 

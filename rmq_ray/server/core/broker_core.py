@@ -34,6 +34,7 @@ from rmq_ray.server.base.offload import Offload
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.base.timers import BrokerTimers
 from rmq_ray.server.core.broker_handlers import HandlerParts, make_handlers
+from rmq_ray.server.core.broker_metrics import BrokerMetrics
 from rmq_ray.server.core.dispatch import Dispatch
 from rmq_ray.server.core.drain import Drain
 from rmq_ray.server.core.upkeep import CLEAN_MS, FIRST_CLEAN_MS, Upkeep
@@ -193,6 +194,15 @@ class BrokerCore:
             make_hold,
         )
         self.pulls, self.pops = handlers.pulls, handlers.pops
+        self.metrics = BrokerMetrics(
+            identity,
+            clock,
+            self.keeper,
+            self.tables,
+            self.members,
+            self.counters,
+            lambda: handlers.pops.ledger.table.queues,
+        )
         self.group_handlers, self.lock_handlers = handlers.groups, handlers.locks
         self.dispatch.begin(hooked(handlers.requests, config.send_hooks), self.gate)
         self._set_timers()

@@ -27,7 +27,7 @@ from rmq_ray.ports import Peer
 from rmq_ray.protocol.consumer_group import Client, ConsumerGroup
 from rmq_ray.remoting.wire import bodies_admin
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
-from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, LANGUAGES, Command
+from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, Command, language
 from rmq_ray.remoting.wire.headers import (
     BrokerConsumeStatsHeader,
     CloneGroupHeader,
@@ -262,9 +262,7 @@ class GroupOperations:
             group: [
                 {
                     "clientId": client.client_id,
-                    "language": LANGUAGES[client.language]
-                    if 0 <= client.language < len(LANGUAGES)
-                    else "OTHER",
+                    "language": language(client.language),
                     "lastUpdateTimestamp": client.heard_ms,
                     "remoteIP": f"/{cast(Peer, channel).host}:{cast(Peer, channel).port}",
                     "version": client.version,

@@ -22,6 +22,7 @@ from rmq_ray.config import NameServerConfig
 from rmq_ray.errors import AdminError
 from rmq_ray.files import FileSystem
 from rmq_ray.model.ids import Address
+from rmq_ray.model.metrics import Family, Sample
 from rmq_ray.model.topics import DataVersion
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.routing.route_table import UNIT, UNIT_SUB, Registration, RouteTable
@@ -133,6 +134,25 @@ class NameServer:
             cast(Peer, removed.connection).close(
                 f"broker {removed.address} did not register for {self._config.broker_expiry_ms} ms"
             )
+
+    def metrics(self) -> list[Family]:
+        """Its counts under ``rmq_ray_name_server_``."""
+        labels = {"cluster": self._config.cluster_name, "node_type": "name_server"}
+        rows = [
+            ("topics", "gauge", "Topics with a route.", len(self._routes.topics())),
+            ("brokers", "gauge", "Brokers that are registered.", len(self._routes.brokers())),
+            ("requests_total", "counter", "Requests served.", self._counts["requests"]),
+            (
+                "lost_brokers_total",
+                "counter",
+                "Registrations that ended with their connection or for silence.",
+                self._counts["lost_brokers"] + self._counts["expired_brokers"],
+            ),
+        ]
+        return [
+            Family(f"rmq_ray_name_server_{name}", kind, words, (Sample(labels, float(value)),))
+            for name, kind, words, value in rows
+        ]
 
     def status(self) -> dict[str, object]:
         """For ``status`` and tests."""

@@ -314,8 +314,7 @@ class PopHandlers:
         lease_id, deadline_ms = self._ledger.grant(key, offsets, result.next_offset, pop)
         head = lease_head(key, lease_id, deadline_ms, result)
         page.add(head, result)
-        self._counters.got_messages += head.records
-        self._counters.got_bytes += head.size
+        self._counters.got(key[1], key[0], head.records, head.size)
         if self._keeper.store is not None:
             self._tables.offsets.behind.note(*key, result, self._keeper.store)
         return True

@@ -281,8 +281,7 @@ class PullHandlers:
         recent, low, high = found
         counters = self._counters
         counters.pulls += 1
-        counters.got_messages += len(recent.sizes)
-        counters.got_bytes += len(recent.data)
+        counters.got(asked.topic, asked.group, len(recent.sizes), len(recent.data))
         tables.offsets.behind.reached(
             asked.group, asked.topic, asked.queue_id, recent.last_log_offset, store.visible_offset
         )
@@ -326,7 +325,7 @@ class PullHandlers:
             and self._park_again(pull, peer, result)
         ):
             return None
-        self._count(code, result)
+        self._count(code, asked, result)
         tables.offsets.behind.note(asked.group, asked.topic, asked.queue_id, result, self._store())
         if code == PULL_OFFSET_MOVED:
             self._counters.offset_moved += 1
@@ -512,12 +511,12 @@ class PullHandlers:
             return self.filters.inline(asked.topic, asked.expression, asked.expression_type)
         return self.filters.subscribed(asked, group)
 
-    def _count(self, code: int, result: GetResult) -> None:
+    def _count(self, code: int, asked: PullRecords, result: GetResult) -> None:
         counters = self._counters
         counters.pulls += 1
         if code == SUCCESS:
-            counters.got_messages += len(result.sizes)
-            counters.got_bytes += sum(map(len, result.parts))
+            size = sum(map(len, result.parts))
+            counters.got(asked.topic, asked.group, len(result.sizes), size)
         else:
             counters.pulls_missed += 1
 

@@ -83,8 +83,7 @@ class RecordsHandlers:
             counters.put_repeats += 1
         else:
             counters.put_frames += 1
-            counters.put_messages += result.count
-            counters.put_bytes += len(records)
+            counters.put(result.topic, result.count, len(records))
         answer = command.answer(
             0,
             None,

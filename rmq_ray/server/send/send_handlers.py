@@ -269,8 +269,8 @@ class SendHandlers:
         """The answer now, or later when the log is durable that far (SYNC_FLUSH)."""
         path = self._path
         if not result.repeat:
-            path.counters.put_messages += result.count
-            path.counters.put_bytes += result.end_log_offset - result.base_log_offset
+            size = result.end_log_offset - result.base_log_offset
+            path.counters.put(result.topic, result.count, size)
         ids = ",".join(
             [
                 offset_message_id(*self._host, log_offset)

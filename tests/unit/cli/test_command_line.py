@@ -511,3 +511,19 @@ def test_audit_shows_lines_of_all_servers_and_says_when_there_are_none(
     lines.clear()
     assert "nothing was refused or changed yet" in run("audit").output
     assert json.loads(run("--format", "json", "audit").output) == []
+
+
+def test_metrics_prints_the_address_alone_for_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    class Attached:
+        def metrics(self, **where: Any) -> str:
+            asked.append(where)
+            return "http://10.0.0.4:5557/metrics"
+
+    monkeypatch.setattr(context.Options, "connect", lambda _self: Attached())
+    assert run("metrics").output == "http://10.0.0.4:5557/metrics\n"
+    assert json.loads(run("--format", "json", "metrics", "--port", "0").output) == {
+        "address": "http://10.0.0.4:5557/metrics"
+    }
+    assert asked == [{"host": "", "port": 5557}, {"host": "", "port": 0}]

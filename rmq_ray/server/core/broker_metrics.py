@@ -1,0 +1,336 @@
+"""A broker in numbers, under the names and labels of RocketMQ 5's metrics where it has one, else
+``rmq_ray_`` (docs/metrics.md).
+
+Decides: names, labels, and what is told of groups that are gone: nothing. Does not decide who
+serves them (``actors.exporter``). ``snapshot`` copies what changes, in the broker's loop; the work
+that it returns reads the store, beside the loop.
+
+Invariants: nothing is counted here; a value that is not known now has no series, instead of 0; a
+series ends with its topic or group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from rmq_ray.clock import Clock
+from rmq_ray.errors import RmqError
+from rmq_ray.model.metrics import Family, Labels, Sample, with_labels
+from rmq_ray.model.topics import DLQ_PREFIX, RETRY_PREFIX
+from rmq_ray.protocol.pop import PopQueue
+from rmq_ray.remoting.wire.frame import language
+from rmq_ray.server.base.counters import Counters
+from rmq_ray.server.base.identity import Identity
+from rmq_ray.server.base.store_keeper import StoreKeeper
+from rmq_ray.server.groups.consume_stats import store_ms_at
+from rmq_ray.server.groups.membership import GroupMembership
+from rmq_ray.server.tables.broker_tables import BrokerTables
+from rmq_ray.store.front.message_store import MessageStore
+
+Key = tuple[str, str]
+"""(topic, group)."""
+
+FROM_STATUS = (
+    ("rocketmq_half_messages", "gauge", "Half messages that wait for an end.", "half_messages"),
+    ("rocketmq_commit_messages_total", "counter", "Half messages committed.", "half_committed"),
+    (
+        "rocketmq_rollback_messages_total",
+        "counter",
+        "Half messages rolled back, by their producer or for want of an answer.",
+        "half_rolled_back half_discarded",
+    ),
+    ("rmq_ray_half_checks_total", "counter", "Producers asked about halves.", "half_checks"),
+    ("rocketmq_timing_messages", "gauge", "Messages with a delivery time.", "timing_messages"),
+    (
+        "rocketmq_timer_dequeue_total",
+        "counter",
+        "Messages delivered at their time or level.",
+        "timed_delivered delayed_delivered",
+    ),
+    ("rocketmq_topic_number", "gauge", "Topics here, system topics counted.", "topics"),
+    ("rmq_ray_put_messages_total", "counter", "Messages stored.", "put_messages"),
+    ("rmq_ray_put_bytes_total", "counter", "Bytes of records stored.", "put_bytes"),
+    ("rmq_ray_put_frames_total", "counter", "Frames of our clients stored.", "put_frames"),
+    ("rmq_ray_put_repeats_total", "counter", "Frames recognised as repeats.", "put_repeats"),
+    ("rmq_ray_got_messages_total", "counter", "Messages handed out.", "got_messages"),
+    ("rmq_ray_pulls_total", "counter", "Pulls and pops answered.", "pulls"),
+    ("rmq_ray_pulls_missed_total", "counter", "Of these without messages.", "pulls_missed"),
+    ("rmq_ray_parked_pulls", "gauge", "Pulls that wait for a message now.", "parked_pulls"),
+    ("rmq_ray_waiting_acks", "gauge", "Sends that wait for disk or slaves.", "waiting_acks"),
+    ("rmq_ray_in_flight_bytes", "gauge", "Their bytes.", "in_flight_bytes"),
+    ("rmq_ray_refused_busy_total", "counter", "Requests refused as busy.", "refused_busy"),
+    ("rmq_ray_flush_timeouts_total", "counter", "FLUSH_DISK_TIMEOUT answered.", "flush_timeouts"),
+    ("rmq_ray_slave_timeouts_total", "counter", "FLUSH_SLAVE_TIMEOUT answered.", "slave_timeouts"),
+    ("rmq_ray_sent_back_total", "counter", "Messages sent back for a retry.", "sent_back"),
+    ("rmq_ray_dead_letters_total", "counter", "Messages that became dead letters.", "dead_letters"),
+    ("rmq_ray_offset_moved_total", "counter", "Pulls of offsets not there.", "offset_moved"),
+    (
+        "rmq_ray_expired_messages_total",
+        "counter",
+        "Messages that retention took before a group had them.",
+        "expired_messages",
+    ),
+    ("rmq_ray_queue_locks", "gauge", "Queues locked for ordered consumers.", "queue_locks"),
+    ("rmq_ray_connections", "gauge", "Open connections.", "connections"),
+)
+"""(name, kind, help, keys of the status that are added up)."""
+
+
+class BrokerMetrics:
+    """Of one core. ``status()``: the broker's; ``popped()``: the queues that are popped."""
+
+    def __init__(  # noqa: PLR0913 - it tells about everything
+        self,
+        identity: Identity,
+        clock: Clock,
+        keeper: StoreKeeper,
+        tables: BrokerTables,
+        members: GroupMembership,
+        counters: Counters,
+        popped: Callable[[], Mapping[tuple[str, str, int], PopQueue]],
+    ) -> None:
+        self._identity = identity
+        self._clock = clock
+        self._keeper = keeper
+        self._tables = tables
+        self._members = members
+        self._counters = counters
+        self._popped = popped
+
+    def snapshot(self, status: Mapping[str, Any]) -> Callable[[], list[Family]]:
+        """In the loop. The returned work gives all families, and may run in any thread."""
+        identity, now_ms, store = self._identity, self._clock.now_ms(), self._keeper.store
+        offsets = {key: dict(queues) for key, queues in self._tables.offsets.tables().items()}
+        queues = {
+            topic: max(config.read_queues, config.write_queues)
+            for topic, config in self._tables.topics.snapshot()[0].items()
+        }
+        self._counters.keep(queues)
+        families = [
+            *_from_status(status),
+            *self._traffic(),
+            *self._connections(),
+            _gauge("rocketmq_broker_permission", "2 = write, 4 = read.", identity.permission),
+            _gauge("rmq_ray_is_master", "1 = master.", float(not identity.is_slave)),
+        ]
+        in_flight: Counter[Key] = Counter()
+        for (group, topic, _), queue in self._popped().items():
+            in_flight[topic, group] += queue.in_flight
+        common = {
+            "cluster": identity.cluster,
+            "node_type": "broker",
+            "node_id": identity.name,
+            "broker_id": str(identity.broker_id),
+        }
+
+        def read() -> list[Family]:
+            if store is not None:
+                # A store that fails or closes meanwhile is unknown, not empty.
+                with contextlib.suppress(RmqError):
+                    families.extend(
+                        (
+                            *self._lags(store, offsets, queues, in_flight, now_ms),
+                            *_dead_letters(store, queues),
+                            *_storage(store, now_ms),
+                        )
+                    )
+            return with_labels(families, common)
+
+        return read
+
+    def _traffic(self) -> list[Family]:
+        stored, handed_out = self._counters.stored.items(), self._counters.handed_out.items()
+        into = [(self._of_topic(topic), traffic) for topic, traffic in stored]
+        out = [
+            ({**self._of_topic(topic), "consumer_group": group}, traffic)
+            for (topic, group), traffic in handed_out
+        ]
+        return [
+            _family(
+                f"rocketmq_{what}_{way}_total",
+                "counter",
+                f"{'Messages' if what == 'messages' else 'Bytes of records'} {words}.",
+                [
+                    (labels, traffic.messages if what == "messages" else traffic.bytes)
+                    for labels, traffic in found
+                ],
+            )
+            for way, words, found in (
+                ("in", "stored, by topic", into),
+                ("out", "handed out, by topic and group", out),
+            )
+            for what in ("messages", "throughput")
+        ]
+
+    def _connections(self) -> list[Family]:
+        consumers: Counter[tuple[str, str, str, str]] = Counter()
+        groups = self._members.consumers.groups()
+        for name in groups:
+            group = self._members.consumers.find(name)
+            if group is not None:
+                mode = group.consume_type.value.lower()
+                for client in group.channels.values():
+                    consumers[name, language(client.language), str(client.version), mode] += 1
+        producers: Counter[tuple[str, str]] = Counter()
+        for channels in self._members.producers.groups().values():
+            for client in channels.values():
+                producers[language(client.language), str(client.version)] += 1
+        return [
+            _gauge("rocketmq_consumer_group_number", "Groups with members here.", len(groups)),
+            _family(
+                "rocketmq_consumer_connections",
+                "gauge",
+                "Connections of consumers, by group.",
+                [
+                    (
+                        {
+                            "consumer_group": group,
+                            "language": spoken,
+                            "version": version,
+                            "consume_mode": mode,
+                            "protocol_type": "remoting",
+                        },
+                        count,
+                    )
+                    for (group, spoken, version, mode), count in consumers.items()
+                ],
+            ),
+            _family(
+                "rocketmq_producer_connections",
+                "gauge",
+                "Connections of producers, counted in each of their groups.",
+                [
+                    ({"language": name, "version": version, "protocol_type": "remoting"}, count)
+                    for (name, version), count in producers.items()
+                ],
+            ),
+        ]
+
+    def _lags(
+        self,
+        store: MessageStore,
+        offsets: Mapping[Key, Mapping[int, int]],
+        queues: Mapping[str, int],
+        in_flight: Mapping[Key, int],
+        now_ms: int,
+    ) -> list[Family]:
+        """Beside the loop."""
+        lags: list[tuple[Labels, float]] = []
+        waits: list[tuple[Labels, float]] = []
+        flights: list[tuple[Labels, float]] = []
+        ready: list[tuple[Labels, float]] = []
+        for key, committed in offsets.items():
+            topic, group = key
+            if topic not in queues:
+                continue
+            lag, oldest_ms = 0, now_ms
+            for queue_id in range(queues[topic]):
+                low, high = store.bounds(topic, queue_id)
+                at = max(low, committed.get(queue_id, 0))
+                if at < high:
+                    lag += high - at
+                    stored_ms = store_ms_at(store, topic, queue_id, at)
+                    oldest_ms = min(oldest_ms, stored_ms) if stored_ms >= 0 else oldest_ms
+            labels = {
+                **self._of_topic(topic),
+                "consumer_group": group,
+                "is_retry": _boolean(topic.startswith(RETRY_PREFIX)),
+            }
+            lags.append((labels, lag))
+            waits.append((labels, now_ms - oldest_ms))
+            if key in in_flight:
+                flights.append((labels, in_flight[key]))
+                ready.append((labels, max(0, lag - in_flight[key])))
+        return [
+            _family(f"rocketmq_consumer_{name}", "gauge", words, rows)
+            for name, words, rows in (
+                ("lag_messages", "Messages that a group has not settled.", lags),
+                ("lag_latency", "Age of the oldest of these, ms.", waits),
+                ("inflight_messages", "Popped, not settled, of simple consumers.", flights),
+                ("ready_messages", "Not popped yet, of simple consumers.", ready),
+            )
+        ]
+
+    def _of_topic(self, topic: str) -> dict[str, str]:
+        return {"topic": topic, "is_system": _boolean(self._tables.topics.is_system(topic))}
+
+
+def _from_status(status: Mapping[str, Any]) -> Iterable[Family]:
+    for name, kind, words, keys in FROM_STATUS:
+        values = [status[key] for key in keys.split() if key in status]
+        if values:
+            yield _family(name, kind, words, [({}, sum(values))])
+    replication = status["replication"]
+    yield _gauge("rmq_ray_leads", "1 = may write and acknowledge now.", replication["leads"])
+    yield _gauge("rmq_ray_master_epoch", "Of the reign; 0 without.", replication["master_epoch"])
+    slaves = [({"slave": str(number)}, row) for number, row in replication["slaves"].items()]
+    for name, words, key in (
+        ("rmq_ray_slave_in_sync", "1 = has what is confirmed.", "in_sync"),
+        ("rmq_ray_slave_lag_bytes", "Of log that a slave lacks.", "lag_bytes"),
+        ("rmq_ray_slave_lag_ms", "Since a slave had the whole log.", "lag_ms"),
+    ):
+        yield _family(name, "gauge", words, [(labels, row[key]) for labels, row in slaves])
+
+
+def _dead_letters(store: MessageStore, queues: Mapping[str, int]) -> list[Family]:
+    """What retention took is counted, too: offsets only rise."""
+    found: list[tuple[Labels, float]] = [
+        (
+            {
+                "consumer_group": topic.removeprefix(DLQ_PREFIX),
+                "topic": topic,
+                "is_system": "false",
+            },
+            sum(store.bounds(topic, queue_id)[1] for queue_id in range(count)),
+        )
+        for topic, count in queues.items()
+        if topic.startswith(DLQ_PREFIX)
+    ]
+    words = "Messages that became dead letters, by group."
+    return [_family("rocketmq_send_to_dlq_messages_total", "counter", words, found)]
+
+
+def _storage(store: MessageStore, now_ms: int) -> list[Family]:
+    status = store.status()
+    place = {"storage_type": "local", "storage_medium": "disk"}
+    first_ms = store.earliest_store_ms()
+    rows = [
+        ("rocketmq_storage_size", "Bytes of log.", status["end"] - status["begin"]),
+        (
+            "rocketmq_storage_flush_behind_bytes",
+            "Bytes of log not synced yet.",
+            max(0, status["end"] - store.flushed_offset),
+        ),
+        (
+            "rocketmq_storage_dispatch_behind_bytes",
+            "Bytes of log not visible yet.",
+            max(0, status["end"] - status["visible"]),
+        ),
+        ("rmq_ray_disk_full", "1 = sends are refused for want of room.", status["disk_full"]),
+        ("rmq_ray_disk_free_bytes", "On the store's disk.", status["disk_free_bytes"]),
+        ("rmq_ray_disk_used_ratio", "Of the store's disk.", status["disk_used_ratio"]),
+        ("rmq_ray_quarantined_records", "Broken stretches of the log.", status["quarantined"]),
+    ]
+    if first_ms >= 0:
+        words = "Age of the oldest message, ms."
+        rows.append(("rocketmq_storage_message_reserve_time", words, now_ms - first_ms))
+    return [
+        _family(name, "gauge", words, [(place, value)])
+        for name, words, value in rows
+        if value is not None
+    ]
+
+
+def _gauge(name: str, words: str, value: float) -> Family:
+    return _family(name, "gauge", words, [({}, value)])
+
+
+def _family(name: str, kind: str, words: str, rows: Iterable[tuple[Labels, float]]) -> Family:
+    return Family(name, kind, words, tuple(Sample(labels, float(value)) for labels, value in rows))
+
+
+def _boolean(value: bool) -> str:
+    return "true" if value else "false"
