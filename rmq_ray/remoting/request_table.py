@@ -110,7 +110,7 @@ class Row:
     hooked: bool = False
     """``BrokerConfig.send_hooks`` run around it."""
     audited: bool = False
-    """It changes or reveals how the cluster is set up."""
+    """It changes how the cluster is set up."""
 
 
 NOTHING, TOPIC, GROUP, CLUSTER = Resource.NOTHING, Resource.TOPIC, Resource.GROUP, Resource.CLUSTER
@@ -364,7 +364,7 @@ NAME_SERVERS = (
     configures(Code.DELETE_KV_CONFIG, "SettingsHandlers.delete", header=h.KeyValueHeader),
     routes(Code.GET_KVLIST_BY_NAMESPACE, "SettingsHandlers.list_all", header=h.KeyValueHeader),
     configures(Code.UPDATE_NAMESRV_CONFIG, "SettingsHandlers.update_config", body="key=value"),
-    configures(Code.GET_NAMESRV_CONFIG, "SettingsHandlers.get_config"),
+    configures(Code.GET_NAMESRV_CONFIG, "SettingsHandlers.get_config", audited=False),
 )
 CLIENTS = (
     tells(

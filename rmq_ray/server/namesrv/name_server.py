@@ -19,7 +19,7 @@ from typing import cast
 
 from rmq_ray.clock import Clock
 from rmq_ray.config import NameServerConfig
-from rmq_ray.errors import AdminError
+from rmq_ray.errors import AdminError, RmqError
 from rmq_ray.files import FileSystem
 from rmq_ray.model.ids import Address
 from rmq_ray.model.metrics import Family, Sample
@@ -111,7 +111,11 @@ class NameServer:
         if not row.audited or self._audit is None:
             return handler(command, peer)
         witness = Witness(self._audit, "name server", row, command, peer)
-        answer = handler(command, cast(Peer, witness))
+        try:
+            answer = handler(command, cast(Peer, witness))
+        except RmqError as error:
+            witness.ends(error.message)
+            raise
         if answer is not None:
             witness.hears(answer)
         return answer

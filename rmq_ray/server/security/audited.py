@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rmq_ray.errors import RmqError
 from rmq_ray.ports import Peer
 from rmq_ray.remoting.request_table import Row
-from rmq_ray.remoting.wire.codes import ResponseCode
+from rmq_ray.remoting.wire import bodies
+from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import FLAG_RESPONSE, Command
 from rmq_ray.server.security.audit_log import AuditLog
 
@@ -39,7 +41,7 @@ class Witness:
         self._row = row
         self._peer = peer
         self._opaque = command.opaque
-        self._fields = dict(command.fields or {})
+        self._fields = {**(command.fields or {}), **_settings(command)}
         self._told = False
 
     def __getattr__(self, name: str) -> Any:
@@ -53,12 +55,14 @@ class Witness:
 
     def hears(self, answer: Command) -> None:
         """The answer, whoever sends it."""
+        done = answer.code == ResponseCode.SUCCESS
+        self.ends("" if done else answer.remark or f"code {answer.code}")
+
+    def ends(self, outcome: str) -> None:
+        """It worked (``""``), or why it did not."""
         if self._told:
             return
         self._told = True
-        outcome = ""
-        if answer.code != ResponseCode.SUCCESS:
-            outcome = answer.remark or f"code {answer.code}"
         self._log.changed(
             self._party,
             self._peer,
@@ -67,6 +71,16 @@ class Witness:
             new=_told(self._fields),
             outcome=outcome,
         )
+
+
+def _settings(command: Command) -> dict[str, str]:
+    """What a body holds that is settings and no message."""
+    if command.code != RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP:
+        return {}
+    try:
+        return {name: str(value) for name, value in bodies.parse(command.body).items()}
+    except (RmqError, AttributeError):  # the handler says what is wrong with it
+        return {}
 
 
 def _told(fields: Mapping[str, str]) -> dict[str, str] | None:

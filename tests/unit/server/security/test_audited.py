@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from rmq_ray.clock import ManualClock
+from rmq_ray.config import NameServerConfig
+from rmq_ray.errors import AdminError
 from rmq_ray.remoting.request_table import REQUESTS, Party
 from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.wire.frame import Command
+from rmq_ray.server.namesrv.name_server import NameServer
 from rmq_ray.server.security.audit_log import AuditLog, AuditQuestion
 from rmq_ray.server.security.audited import Witness
 from tests.support.faults.fake_peer import FakePeer
@@ -56,3 +61,31 @@ def test_neither_secrets_nor_bodies_are_told() -> None:
     seen.hears(command.answer())
     (line,) = lines(log)
     assert line["new"] == {"key": "k"} and "s3" not in str(line)
+
+
+def test_a_change_that_a_name_server_refuses_is_noted_and_a_question_is_not() -> None:
+    clock = ManualClock()
+    log = AuditLog(None, clock)
+    server = NameServer(NameServerConfig(), clock, audit=log)
+    with pytest.raises(AdminError):
+        server.handle(Command(RequestCode.UPDATE_NAMESRV_CONFIG, body=b"listenPort=1"), FakePeer())
+    server.handle(Command(RequestCode.GET_NAMESRV_CONFIG), FakePeer())
+    (line,) = lines(log)
+    assert (line["event"], line["request"]) == ("failed", "UPDATE_NAMESRV_CONFIG")
+    assert "listenPort" in line["reason"]
+
+
+@pytest.mark.parametrize(
+    ("body", "resources"),
+    [(b'{"groupName": "g1", "retryMaxTimes": 3}', ["group:g1"]), (b"[1]", []), (b"{", [])],
+)
+def test_a_group_is_named_though_its_settings_come_in_the_body(
+    body: bytes, resources: list[str]
+) -> None:
+    log = AuditLog(None, ManualClock())
+    command = Command(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
+    row = next(row for row in REQUESTS if row.code == command.code)
+    Witness(log, "broker broker-a", row, command, FakePeer()).hears(command.answer())
+    (line,) = lines(log)
+    assert line["resources"] == resources
+    assert (line.get("new") == {"retryMaxTimes": "3"}) is bool(resources)
