@@ -67,12 +67,13 @@ def table(
 
 
 def _whole(page: Page, columns: Sequence[str] | None) -> Any:
-    """All records of a page, decoded once, however small the parts are that listeners get. Two
-    threads at once decode it twice, which does no harm.
+    """All records of a page, decoded once, however small the parts are that listeners get, and
+    however many threads begin with it at once.
     """
-    if page.arrow is None or page.arrow[0] != columns:
-        page.arrow = columns, _decoded(page, range(len(page)), columns)
-    return page.arrow[1]
+    with page.arrow_lock:
+        if page.arrow is None or page.arrow[0] != columns:
+            page.arrow = columns, _decoded(page, range(len(page)), columns)
+        return page.arrow[1]
 
 
 def _decoded(page: Page, indices: Sequence[int], columns: Sequence[str] | None) -> Any:

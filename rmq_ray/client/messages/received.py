@@ -23,6 +23,7 @@ import struct
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import repeat
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -83,6 +84,7 @@ class Page:
 
     __slots__ = (
         "arrow",
+        "arrow_lock",
         "at",
         "body_at",
         "body_bytes",
@@ -111,6 +113,8 @@ class Page:
         self.bounds = (str(bounds[0]), str(bounds[1]))
         self.retry = queue.topic.startswith(RETRY_PREFIX)
         self.compressed = False
+        self.arrow_lock = Lock()
+        """Held while ``arrow`` is made."""
         self.arrow: tuple[Sequence[str] | None, Any] | None = None
         """The whole page as Arrow columns, of which names (None = all), once somebody wanted
         them.

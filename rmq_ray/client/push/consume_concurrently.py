@@ -56,12 +56,14 @@ from rmq_ray.client.push.send_back import FailedDiscarder, RetrySender
 CLAIM_MESSAGES = 32
 SLOW_CALL_MS = 0.05
 """Calls that take longer than that on average are handed out one at a time."""
-CALL_MS_MAX = 0.5
-"""A call counts as no longer in that average: one that lost the processor to another thread may
-have taken 100 ms, and says nothing of the listener.
-"""
 LOOK_MS = 10.0
-"""How long a call may keep what its thread has claimed behind it."""
+"""How long a call may keep what its thread has claimed behind it. A call counts as no longer in the
+average: those that do not return are seen as such.
+"""
+KEPT = 0.25
+"""What the calls before the last look weigh in the average of all, so that one that lost the
+processor to another thread is one of the thousands of a quick listener.
+"""
 QUICK_THREADS = 2
 """Awake while calls are quick."""
 # level of a message whose listener takes longer than consume_timeout_minutes
@@ -115,8 +117,10 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
         self._drained = drained
         self._portion = parts.config.batch_size
         self.call_mean_ms = 0.0
-        """How long the listener's calls take: each weighs a 64th. Not locked: that of two calls
-        that end at once one may not count does no harm.
+        """How long the listener's calls take, as of the last look."""
+        self._took_ms = self._took_calls = 0.0
+        """Of the calls that ended. Not locked: that of two that end at once one may not count does
+        no harm.
         """
         self._claims: set[Claim] = set()
         self._calls: dict[int, float] = {}
@@ -195,7 +199,8 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
         return start, None
 
     def _took(self, call_ms: float) -> None:
-        self.call_mean_ms += (min(call_ms, CALL_MS_MAX) - self.call_mean_ms) / 64
+        self._took_ms += min(call_ms, LOOK_MS)
+        self._took_calls += 1
 
     def _part(self, batch: ReadyBatch, start: int) -> ReadyBatch:
         return batch.part(start, start + self._portion)
@@ -250,12 +255,16 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
             took_ms = now_ms - claim.began_ms
             blocked += took_ms >= LOOK_MS
             if took_ms >= LOOK_MS and claim.single is None:
-                self.call_mean_ms += took_ms / 64
+                self._took(took_ms)
                 with claim.batch.owner.lock:
                     rest = self._settle(claim)
                 self._ready.put_first(rest)
                 if claim.batch.owner.held_back:
                     self._drained(claim.batch.owner)
+        if self._took_calls >= 1:
+            self.call_mean_ms = self._took_ms / self._took_calls
+            self._took_ms *= KEPT
+            self._took_calls *= KEPT
         if not self._stopping:
             slow = self.call_mean_ms >= SLOW_CALL_MS
             more = 2 * self._ready.limit if slow else QUICK_THREADS * (1 + blocked)
@@ -283,14 +292,18 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
         now_ms = clock.now_ms()
         if not self._begin(batch, now_ms):
             return
-        ctx = ConsumeContext(self._parts.group, work.queue)
-        me = get_ident()
-        began_ms = self._calls[me] = clock.monotonic_ms()
+        ctx, me = ConsumeContext(self._parts.group, work.queue), get_ident()
         try:
-            answer = self._listener(self._take(batch, now_ms, 0, batch.count), ctx)
+            given = self._take(batch, now_ms, 0, batch.count)
+            self._calls[me] = clock.monotonic_ms()  # a page that is decoded is no slow listener
+            if self._ready.limit > QUICK_THREADS:
+                self._look_later()  # whether calls are still slow
+            answer = self._listener(given, ctx)
         except BaseException as error:  # noqa: BLE001
             answer = error
-        self._took(clock.monotonic_ms() - self._calls.pop(me, began_ms))
+        began_ms = self._calls.pop(me, None)
+        if began_ms is not None:
+            self._took(clock.monotonic_ms() - began_ms)
         if answer is None and ctx.ack_index is ACK_ALL:
             self._finish(batch, batch.count, 0)
             return

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -126,3 +128,34 @@ def test_parts_of_a_page_are_slices_of_columns_that_were_made_once() -> None:
     first, second = message_columns.rows(whole, range(8)), message_columns.rows(whole, range(8, 16))
     assert first.column("body").buffers()[2].address == second.column("body").buffers()[2].address
     assert message_columns.rows(whole, range(3), ["tag"]).schema.names == ["tag"]
+
+
+def test_threads_that_begin_with_a_page_at_once_wait_for_the_one_that_makes_its_columns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = mixed(40)
+    made: list[Any] = []
+    others: list[threading.Thread] = []
+    make = message_columns.to_batch
+
+    def while_others_come(*args: Any) -> Any:
+        made.append(args)
+        if not others:
+            others.extend(threading.Thread(target=take, args=(n,)) for n in range(1, 4))
+            for other in others:
+                other.start()
+            assert whole.arrow_lock.locked(), "they cannot make them, too"
+        return make(*args)
+
+    bodies: dict[int, Any] = {}
+
+    def take(part: int) -> None:
+        rows = message_columns.rows(whole, range(part * 8, part * 8 + 8), ["body"])
+        bodies[part] = rows.column("body").to_pylist()
+
+    monkeypatch.setattr(message_columns, "to_batch", while_others_come)
+    take(0)
+    for other in others:
+        other.join(30)
+    assert len(made) == 1
+    assert bodies == {n: [b"body-%d" % i for i in range(n * 8, n * 8 + 8)] for n in range(4)}

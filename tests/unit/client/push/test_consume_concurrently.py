@@ -521,12 +521,66 @@ def test_a_slow_listener_is_given_one_message_at_a_time_the_others_wait_for_the_
     assert rig.consumption._ready.empty() and work.counters.consumed_ok == 5
 
 
+def call_often(rig: ConsumerRig, work: AssignedQueue, calls: int) -> None:
+    """So many messages more, one after the other."""
+    first = work.process.commit_offset
+    rig.consumption.submit(rig.found(work, range(first, first + calls)))
+    while not rig.consumption._ready.empty():
+        handle_next(rig)
+
+
 def test_calls_that_lost_the_processor_now_and_then_do_not_make_a_listener_slow() -> None:
-    rig, listener, _work = claim_rig(count=20)
-    took = iter([100] + [0] * 19)
-    listener.answer = lambda _messages, _ctx: rig.clock.advance_ms(next(took))
+    rig, listener, work = claim_rig()
     handle_next(rig)
-    assert len(listener.calls) == 20 and rig.consumption.call_mean_ms < SLOW_CALL_MS
+
+    def lose(messages: list[MessageExt], _ctx: ConsumeContext) -> None:
+        if messages[0].queue_offset == 1_000:
+            rig.clock.advance_ms(100)
+
+    listener.answer = lose
+    call_often(rig, work, 2_000)
+    rig.consumption.look()
+    assert len(listener.calls) == 2_005 and 0 < rig.consumption.call_mean_ms < SLOW_CALL_MS
+
+
+@pytest.mark.parametrize(("each", "took_ms"), [(20, 8), (50, 9), (100, 9)])
+def test_a_listener_that_waits_for_less_than_a_look_now_and_then_gets_all_threads(
+    each: int, took_ms: int
+) -> None:
+    rig, listener, work = claim_rig()
+    handle_next(rig)
+    rig.consumption._ready.threads = 20
+
+    def wait(messages: list[MessageExt], _ctx: ConsumeContext) -> None:
+        if messages[0].queue_offset % each == 0:
+            rig.advance(took_ms)
+
+    listener.answer = wait
+    call_often(rig, work, 2_000)
+    assert rig.consumption.call_mean_ms > SLOW_CALL_MS and rig.consumption._ready.limit == 20
+
+
+def test_a_listener_that_turns_slow_after_many_quick_calls_and_quick_again_is_seen_at_once() -> (
+    None
+):
+    rig, listener, work = claim_rig()
+    call_often(rig, work, 2_000)
+    rig.consumption._ready.threads = 20
+
+    def looks_until(limit: int, calls: int) -> int:
+        """Calls that fit into the time between two looks."""
+        for looks in range(1, 21):
+            call_often(rig, work, calls)
+            rig.consumption.look()
+            if rig.consumption._ready.limit == limit:
+                return looks
+        pytest.fail(f"not {limit} threads after 20 looks")
+
+    listener.answer = lambda _messages, _ctx: rig.clock.advance_ms(2)
+    assert looks_until(20, 10) <= 6
+    listener.answer = None
+    assert looks_until(2, 1_000) == 1
+    assert rig.consumption.call_mean_ms < SLOW_CALL_MS
 
 
 def test_two_threads_are_awake_for_a_quick_listener_more_while_calls_block_or_are_slow() -> None:
