@@ -3,6 +3,7 @@ says whose fault it was.
 
     RmqError
     ├── ConfigError                      a setting or topology file is wrong (caller)
+    │   └── AccessRulesInvalid           accounts or rights with faults: the old ones stay (caller)
     ├── ClientError                      misuse of a client: wrong state, bad name, closed (caller)
     │   ├── NoNameServer                 nobody told where the cluster is (caller)
     │   └── NotARequest                  a reply to a message that asks for none (caller)
@@ -83,6 +84,18 @@ class RmqError(Exception):
 
 class ConfigError(RmqError):
     """A setting, a name or a topology file is wrong; the message names the value and the remedy."""
+
+
+class AccessRulesInvalid(ConfigError):
+    """Accounts, rights or white lists have faults; nothing of them is used (args[1] = where they
+    stand, args[2] = tuple of all faults).
+    """
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """Each fault in words."""
+        found: Any = self.args[2] if len(self.args) > 2 else ()
+        return tuple(found)
 
 
 class ClientError(RmqError):

@@ -20,6 +20,7 @@ from enum import Enum, Flag, auto
 from functools import partial
 
 from rmq_ray.ports import Peer
+from rmq_ray.protocol.access.decision import Action
 from rmq_ray.remoting.wire import headers as h
 from rmq_ray.remoting.wire.codes import RequestCode as Code
 from rmq_ray.remoting.wire.frame import Command
@@ -64,16 +65,6 @@ class Resource(Flag):
     TOPIC = auto()
     GROUP = auto()
     CLUSTER = auto()
-
-
-class Action(Enum):
-    """The right that is needed there."""
-
-    NONE = "none"
-    PUB = "PUB"
-    SUB = "SUB"
-    ANY = "PUB or SUB"
-    ADMIN = "ADMIN"
 
 
 class Fence(Enum):
