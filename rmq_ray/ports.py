@@ -7,7 +7,7 @@ Invariant: nothing here knows Ray, sockets or threads.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from rmq_ray.config import Tls
@@ -17,13 +17,15 @@ from rmq_ray.model.ids import MessageQueue
 @dataclass(frozen=True, slots=True)
 class ClusterAddress:
     """How to reach a cluster: its name, name servers (``host:port``), the secret of the handshake
-    (empty = none), and how TLS is spoken (None = plain).
+    (empty = none), and how TLS is spoken (None = plain). ``access_key``: the secret is the
+    handshake key of this account; "" = it is the cluster's own.
     """
 
     cluster: str
     name_servers: tuple[str, ...]
-    secret: bytes = b""
+    secret: bytes = field(default=b"", repr=False)
     tls: Tls | None = None
+    access_key: str = ""
 
 
 class Discovery(Protocol):
@@ -55,6 +57,10 @@ class Peer(Protocol):
     closed: bool
     trusted: bool
     """True after our handshake; False for Apache RocketMQ's own clients on an open port."""
+    member: bool
+    """It proved the cluster's own secret: it is a part of the cluster, or inside its Ray."""
+    account: str
+    """The access key that our handshake proved; "" for members and without a handshake."""
     may_suspend: bool
     """False for frames that came by an actor call: a pull is then answered at once."""
     hung_up: bool

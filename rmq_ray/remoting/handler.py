@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rmq_ray.config import ForeignClients, RemotingLimits
 from rmq_ray.errors import RemotingError
-from rmq_ray.remoting.handshake import Credentials
+from rmq_ray.remoting.handshake import AccountKey, Credentials
 from rmq_ray.remoting.wire.frame import Command
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class Owner(Protocol):
 
     handler: Handler
     credentials: Credentials
+    account_key: AccountKey | None
     foreign: ForeignClients
     limits: RemotingLimits
     busy_poll: BusyPoll | None

@@ -10,17 +10,23 @@ nonces are arguments.
                                                              + client nonce + cluster + 0 + role)
     an answer may also be 16: then the connection ends
 
+An account's HELLO has its access key as a fifth element; then ``secret`` is
+``Account.handshake_key`` and ``0 + access key`` ends what both proofs are made over.
+
 HMAC is HMAC-SHA256. The order of the nonces keeps one side's proof from serving as the other's.
-Decides whether a peer knows the secret of this cluster and role; what an unproven peer may do is
-decided by the listener. Called by listener and connections. Invariants: a nonce serves one
-handshake; proofs are compared in constant time; an empty secret proves nothing.
+Decides whether a peer knows the secret of this cluster and role, or of one of its accounts; what
+an unproven peer may do is decided by the listener. Called by listener and connections. Invariants:
+a nonce serves one handshake; proofs are compared in constant time; an empty secret proves nothing;
+an access key that nobody has is answered as a wrong proof is, so that none can be found by asking.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-from dataclasses import dataclass, field
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import msgpack
@@ -33,18 +39,28 @@ PROTOCOL_VERSION = 1
 NONCE_BYTES = 32
 FRAME_BYTES_MAX = 4_096
 """Longest frame of a handshake: what a stranger may make a closed port read."""
-_NAME_MAX = 255
+_TEXT_BYTES_MAX = 1_020
+"""Of a name in HELLO: 255 characters."""
+_ANY_KEY = secrets.token_bytes(32)
+"""Stands for the key of an account that is not there: nobody knows it."""
+
+AccountKey = Callable[[str], bytes | None]
+"""What the account of an access key proves itself with (``Account.handshake_key``); None = there
+is no such account. It must not take longer for one that is there: derive the keys before.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
     """What both ends must agree on: the cluster's name, the server's role (``broker``,
-    ``name_server``) and the secret.
+    ``name_server``) and the secret: the cluster's, or the handshake key of the account
+    ``access_key``.
     """
 
     cluster: str
     role: str
     secret: bytes = field(repr=False)
+    access_key: str = ""
 
 
 class ClientHandshake:
@@ -59,13 +75,21 @@ class ClientHandshake:
 
     def hello(self) -> Command:
         """The first frame of the connection."""
-        body = msgpack.packb(
-            [PROTOCOL_VERSION, self._credentials.cluster, self._credentials.role, self._nonce]
-        )
-        return Command(RequestCode.HELLO, opaque=-1, body=body, serialize=BINARY)
+        ours = self._credentials
+        said = [PROTOCOL_VERSION, ours.cluster, ours.role, self._nonce]
+        if ours.access_key:
+            said.append(ours.access_key)
+        return Command(RequestCode.HELLO, opaque=-1, body=msgpack.packb(said), serialize=BINARY)
 
     def prove(self, answer: Command) -> Command:
         """The second frame. Raises ``HandshakeFailed``."""
+        if self._credentials.access_key and answer.remark == _NO_HELLO:
+            raise HandshakeFailed(
+                f"the server is of a version that knows no accounts, so not "
+                f"{self._credentials.access_key!r:.80} either: update it, or connect without an "
+                f"access key",
+                answer.code,
+            )
         _check_accepted(answer)
         nonce = _single(answer.body)
         if nonce is None:
@@ -88,8 +112,8 @@ class ClientHandshake:
             answer.body_bytes(), _proof(self._credentials, self._server_nonce, self._nonce)
         ):
             raise HandshakeFailed(
-                "the server did not prove that it knows the cluster's secret; nothing was "
-                "sent to it"
+                f"the server did not prove that it knows {_named(self._credentials)}; nothing "
+                f"was sent to it"
             )
 
 
@@ -104,11 +128,15 @@ class ServerState(Enum):
 
 class ServerHandshake:
     """The server's side: give each frame to ``receive``, write the answer; after ``FAILED`` close
-    the connection.
+    the connection. ``account_key``: None = this cluster has no accounts. ``proven``: what the peer
+    proves itself with; whose it is counts once the state is ``TRUSTED``.
     """
 
-    def __init__(self, credentials: Credentials, nonce: bytes) -> None:
-        self._credentials = credentials
+    def __init__(
+        self, credentials: Credentials, nonce: bytes, account_key: AccountKey | None = None
+    ) -> None:
+        self.proven = credentials
+        self._account_key = account_key
         self._nonce = nonce
         self._client_nonce = b""
         self.state = ServerState.EXPECTS_HELLO
@@ -125,17 +153,17 @@ class ServerHandshake:
         return self._refuse(command, f"request {command.code} in the middle of a handshake")
 
     def _hello(self, command: Command) -> Command:
-        wanted = self._credentials
+        wanted = self.proven
         try:
-            version, cluster, role, nonce = msgpack.unpackb(
+            version, cluster, role, nonce, *account = msgpack.unpackb(
                 command.body_bytes(),
-                max_array_len=4,
-                max_str_len=_NAME_MAX,
+                max_array_len=5,
+                max_str_len=_TEXT_BYTES_MAX,
                 max_map_len=0,
                 max_ext_len=0,
             )
         except (ValueError, TypeError, msgpack.exceptions.UnpackException):
-            return self._refuse(command, "HELLO is no list of version, cluster, role and nonce")
+            return self._refuse(command, _NO_HELLO)
         if version != PROTOCOL_VERSION:
             return self._refuse(
                 command, f"handshake version {version!r}, but {PROTOCOL_VERSION} is spoken here"
@@ -148,23 +176,41 @@ class ServerHandshake:
             )
         if not isinstance(nonce, bytes) or len(nonce) != NONCE_BYTES:
             return self._refuse(command, f"the nonce has not {NONCE_BYTES} bytes")
-        if not wanted.secret:
-            return self._refuse(
-                command,
-                "no secret is configured here: connect without a handshake, or start the "
-                "cluster with a secret",
-            )
+        fault = self._claims(account[0]) if account else _NO_SECRET if not wanted.secret else ""
+        if fault:
+            return self._refuse(command, fault)
         self._client_nonce = nonce
         self.state = ServerState.EXPECTS_PROOF
         return command.answer(body=msgpack.packb([self._nonce]))
 
+    def _claims(self, access_key: object) -> str:
+        """From here on the peer must prove that it is this account; what is wrong about that."""
+        if not isinstance(access_key, str) or not access_key:
+            return "the access key in HELLO is no text"
+        if self._account_key is None:
+            return (
+                f"this cluster has no accounts, so it cannot know {access_key!r:.80}: connect "
+                f"without an access key, or start the cluster with foreign='acl'"
+            )
+        key = self._account_key(access_key) or _ANY_KEY
+        self.proven = replace(self.proven, secret=key, access_key=access_key)
+        return ""
+
     def _prove(self, command: Command) -> Command:
+        proven = self.proven
         if not hmac.compare_digest(
-            command.body_bytes(), _proof(self._credentials, self._client_nonce, self._nonce)
+            command.body_bytes(), _proof(proven, self._client_nonce, self._nonce)
         ):
-            return self._refuse(command, "wrong secret: ask the cluster for its secret again")
+            fault = (
+                f"wrong access key or secret key: there is no account {proven.access_key!r:.80} "
+                f"with this secret; correct them, or let an administrator make the account "
+                f"(rmq-ray acl user)"
+                if proven.access_key
+                else "wrong secret: ask the cluster for its secret again"
+            )
+            return self._refuse(command, fault)
         self.state = ServerState.TRUSTED
-        return command.answer(body=_proof(self._credentials, self._nonce, self._client_nonce))
+        return command.answer(body=_proof(proven, self._nonce, self._client_nonce))
 
     def _refuse(self, command: Command, fault: str) -> Command:
         self.state = ServerState.FAILED
@@ -172,10 +218,25 @@ class ServerHandshake:
         return command.answer(ResponseCode.NO_PERMISSION, remark=fault)
 
 
+_NO_HELLO = "HELLO is no list of version, cluster, role and nonce"
+"""Also what servers that knew no accounts said to an access key."""
+_NO_SECRET = (
+    "no secret is configured here: connect without a handshake, or start the cluster with a secret"
+)
+
+
+def _named(credentials: Credentials) -> str:
+    if credentials.access_key:
+        return f"the secret key of account {credentials.access_key!r:.80}"
+    return "the cluster's secret"
+
+
 def _proof(credentials: Credentials, first: bytes, second: bytes) -> bytes:
     content = b"".join(
         (first, second, credentials.cluster.encode(), b"\0", credentials.role.encode())
     )
+    if credentials.access_key:
+        content += b"\0" + credentials.access_key.encode()
     return hmac.new(credentials.secret, content, hashlib.sha256).digest()
 
 

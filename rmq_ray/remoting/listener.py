@@ -19,7 +19,7 @@ from rmq_ray.errors import ConfigError
 from rmq_ray.model.ids import Address
 from rmq_ray.remoting.busy_poll import BusyPoll, of_use
 from rmq_ray.remoting.handler import Handler
-from rmq_ray.remoting.handshake import Credentials
+from rmq_ray.remoting.handshake import AccountKey, Credentials
 from rmq_ray.remoting.peer import ServerPeer, Stage
 from rmq_ray.remoting.tls import ServerTls
 
@@ -39,7 +39,7 @@ class Listener:
     Raises ``ConfigError`` at construction for settings that cannot hold: ``ForeignClients.ACL``
     without access rules, a closed port without a secret. ``busy_poll_us``: see ``busy_poll``; 0 =
     the loop sleeps between frames. ``tls``: None = plain only. ``on_refused(peer, reason)``: of
-    who may not come in.
+    who may not come in. ``account_key``: which accounts may come in; None = this cluster has none.
     """
 
     def __init__(  # noqa: PLR0913 - a port
@@ -53,6 +53,7 @@ class Listener:
         busy_poll_us: int = 0,
         tls: TlsSettings | None = None,
         on_refused: Callable[[ServerPeer, str], None] = lambda _peer, _reason: None,
+        account_key: AccountKey | None = None,
     ) -> None:
         if foreign is ForeignClients.ACL:
             raise ConfigError(
@@ -68,6 +69,7 @@ class Listener:
             )
         self.handler = handler
         self.credentials = credentials
+        self.account_key = account_key
         self.foreign: ForeignClients = foreign
         self.limits = limits
         self.name = name

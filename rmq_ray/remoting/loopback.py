@@ -21,7 +21,8 @@ class LoopbackPeer:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.host, self.port = "127.0.0.1", 0
         self.closed = False
-        self.trusted = True
+        self.trusted = self.member = True
+        self.account = ""
         self.may_suspend = self.hung_up = False
         self.attributes: dict[str, Any] = {}
         self.answer: asyncio.Future[Command] = loop.create_future()

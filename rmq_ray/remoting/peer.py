@@ -146,7 +146,8 @@ class ServerPeer(asyncio.BufferedProtocol):
         open_port = owner.foreign is ForeignClients.OPEN
         self.host, self.port = "?", 0
         self.closed = False
-        self.trusted = False
+        self.trusted = self.member = False
+        self.account = ""
         self.may_suspend = True
         self.hung_up = False
         self.attributes: dict[str, Any] = {}
@@ -440,13 +441,17 @@ class ServerPeer(asyncio.BufferedProtocol):
         if self._handshake is None:
             self.stage = Stage.PROVING
             self._handshake = ServerHandshake(
-                self._owner.credentials, secrets.token_bytes(handshake.NONCE_BYTES)
+                self._owner.credentials,
+                secrets.token_bytes(handshake.NONCE_BYTES),
+                self._owner.account_key,
             )
         self._write(self._handshake.receive(command))
         if self._handshake.state is ServerState.FAILED:
             self._owner.refuse(self, f"handshake refused: {self._handshake.fault}")
             self.close("handshake refused")
         elif self._handshake.state is ServerState.TRUSTED:
+            self.account = self._handshake.proven.access_key
+            self.member = not self.account
             self._handshake = None
             self.stage, self.trusted = Stage.TRUSTED, True
             self._buffer.frame_bytes_max, self._buffer.eager = self._limits.frame_bytes_max, True

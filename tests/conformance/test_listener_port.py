@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import ForeignClients, RemotingLimits
 from rmq_ray.errors import ConfigError
+from rmq_ray.protocol.access.accounts import Account
 from rmq_ray.remoting.handshake import ClientHandshake, Credentials
 from rmq_ray.remoting.listener import Listener
 from rmq_ray.remoting.peer import AnswerWriter
@@ -35,6 +36,10 @@ from tests.support.wire import (
     RawClient,
     Served,
     eventually,
+)
+
+AS_WEB = Credentials(
+    "test", "broker", Account("web-shop", "a secret of shops").handshake_key("test"), "web-shop"
 )
 
 pytestmark = pytest.mark.timeout(60)
@@ -115,6 +120,42 @@ def test_a_wrong_secret_is_refused_on_an_open_port_too(open_port: Served) -> Non
     with RawClient(open_port.address) as client:
         assert client.ask(wrong.prove(client.ask(wrong.hello()))).code == 16
         assert client.ended()
+
+
+def test_an_account_is_known_by_its_proof_and_is_no_member() -> None:
+    with (
+        Served(Echo(), account_key={"web-shop": AS_WEB.secret}.get) as port,
+        RawClient(port.address, AS_WEB) as account,
+        RawClient(port.address, CREDENTIALS) as member,
+    ):
+        assert account.echo() and member.echo()
+        assert port.handler.whose == [("web-shop", False), ("", True)]
+        assert port.handler.trusted == [True, True]
+
+
+def test_strangers_are_no_members_and_no_account(open_port: Served) -> None:
+    with RawClient(open_port.address) as stranger:
+        assert stranger.echo()
+    assert open_port.handler.whose == [("", False)]
+
+
+def test_an_accounts_handshake_that_is_cut_at_any_byte_lets_nobody_in() -> None:
+    with Served(Echo(), account_key={"web-shop": AS_WEB.secret}.get) as port:
+        client = ClientHandshake(AS_WEB, b"n" * 32)
+        hello = encode_bytes(client.hello())
+        for cut in range(1, len(hello)):
+            with RawClient(port.address) as half:
+                half.sock.sendall(hello[:cut])
+        with RawClient(port.address) as half:
+            proof_bytes = len(encode_bytes(client.prove(half.ask(client.hello()))))
+        for cut in range(0, proof_bytes, 3):
+            with RawClient(port.address) as half:
+                proof = encode_bytes(client.prove(half.ask(client.hello())))
+                half.sock.sendall(proof[:cut])
+        with RawClient(port.address, AS_WEB) as whole:
+            assert whole.echo()
+        assert port.handler.whose == [("web-shop", False)]
+        assert eventually(lambda: not port.listener.connections)
 
 
 def test_settings_that_cannot_hold_are_refused_at_construction() -> None:

@@ -24,7 +24,7 @@ from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import ForeignClients, RemotingLimits, TlsSettings
 from rmq_ray.errors import BrokerBusy
 from rmq_ray.model.ids import Address
-from rmq_ray.remoting.handshake import ClientHandshake, Credentials
+from rmq_ray.remoting.handshake import AccountKey, ClientHandshake, Credentials
 from rmq_ray.remoting.listener import Listener
 from rmq_ray.remoting.wire.frame import BINARY, FLAG_ONEWAY, Command, decode, encode_bytes
 
@@ -44,11 +44,14 @@ class Echo:
     oneways: list[bytes] = field(default_factory=list)
     closings: list[Any] = field(default_factory=list)
     trusted: list[bool] = field(default_factory=list)
+    whose: list[tuple[str, bool]] = field(default_factory=list)
+    """Account and membership of who asked."""
     seen: int = 0
 
     def handle(self, command: Command, peer: Any) -> Command | None:
         self.seen += 1
         self.trusted.append(peer.trusted)
+        self.whose.append((peer.account, peer.member))
         if command.is_oneway:
             self.oneways.append(command.body_bytes())
             return None
@@ -112,6 +115,7 @@ class Served:
         clock: Any = SYSTEM_CLOCK,
         busy_poll_us: int = 0,
         tls: TlsSettings | None = None,
+        account_key: AccountKey | None = None,
     ) -> None:
         self.handler = handler
         self.loop = asyncio.new_event_loop()
@@ -124,6 +128,7 @@ class Served:
             "test server",
             busy_poll_us,
             tls,
+            account_key=account_key,
         )
         self.address = Address("127.0.0.1", 1)
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)

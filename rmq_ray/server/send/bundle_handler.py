@@ -33,13 +33,9 @@ class _Part:
     def __init__(self, bundle: _Bundle, peer: Peer) -> None:
         self._bundle = bundle
         self._peer = peer
-        self.host, self.port, self.trusted, self.may_suspend, self.attributes = (
-            peer.host,
-            peer.port,
-            peer.trusted,
-            False,
-            peer.attributes,
-        )
+        self.host, self.port, self.may_suspend = peer.host, peer.port, False
+        self.trusted, self.member, self.account = peer.trusted, peer.member, peer.account
+        self.attributes = peer.attributes
 
     @property
     def closed(self) -> bool:

@@ -102,7 +102,8 @@ class SimPeer:
 
     def __init__(self, connection: SimConnection, host: str, port: int) -> None:
         self.host, self.port = host, port
-        self.trusted = self.may_suspend = True
+        self.trusted = self.member = self.may_suspend = True
+        self.account = ""
         self.hung_up = False
         self.closed = False
         self.attributes: dict[str, Any] = {}

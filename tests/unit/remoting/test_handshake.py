@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmq_ray.errors import HandshakeFailed
+from rmq_ray.protocol.access.accounts import KEY_CHARS_MAX, Account
 from rmq_ray.remoting.handshake import (
     FRAME_BYTES_MAX,
     ClientHandshake,
@@ -101,11 +102,96 @@ def test_nothing_but_prove_may_follow_hello() -> None:
     assert server.state is ServerState.FAILED
 
 
+WEB = Account("web-shop", "a secret of shops")
+ACCOUNTS = {WEB.access_key: WEB.handshake_key("orders")}
+AS_WEB = Credentials("orders", "broker", ACCOUNTS["web-shop"], "web-shop")
+
+
+def refusal(theirs: Credentials, server: ServerHandshake) -> str:
+    with pytest.raises(HandshakeFailed) as caught:
+        shake(ClientHandshake(theirs, CLIENT_NONCE), server)
+    assert server.state is ServerState.FAILED
+    return caught.value.message
+
+
+@pytest.mark.parametrize("members_secret", [b"secret", b""])
+def test_an_account_proves_its_own_key_and_is_told_apart_from_members(
+    members_secret: bytes,
+) -> None:
+    ours = replace(OURS, secret=members_secret)
+    server = ServerHandshake(ours, SERVER_NONCE, ACCOUNTS.get)
+    shake(ClientHandshake(AS_WEB, CLIENT_NONCE), server)
+    assert server.state is ServerState.TRUSTED and server.proven.access_key == "web-shop"
+
+
+def test_a_member_needs_no_account_where_there_are_some() -> None:
+    server = ServerHandshake(OURS, SERVER_NONCE, ACCOUNTS.get)
+    shake(ClientHandshake(OURS, CLIENT_NONCE), server)
+    assert server.state is ServerState.TRUSTED and server.proven.access_key == ""
+
+
+def test_a_key_that_nobody_has_is_refused_as_a_wrong_secret_is() -> None:
+    def told(theirs: Credentials) -> str:
+        server = ServerHandshake(OURS, SERVER_NONCE, ACCOUNTS.get)
+        hello = over_the_wire(ClientHandshake(theirs, CLIENT_NONCE).hello())
+        assert server.receive(hello).code == 0  # the first answer tells nothing
+        server = ServerHandshake(OURS, SERVER_NONCE, ACCOUNTS.get)
+        return refusal(theirs, server).replace(theirs.access_key, "KEY")
+
+    wrong = told(replace(AS_WEB, secret=b"guessed"))
+    assert "wrong access key or secret key" in wrong and "rmq-ray acl" in wrong
+    assert told(replace(AS_WEB, access_key="web-shed")) == wrong
+    assert told(replace(AS_WEB, access_key="web-shed", secret=b"")) == wrong
+
+
+def test_neither_secret_serves_for_the_other() -> None:
+    for theirs in (
+        replace(OURS, access_key="web-shop"),
+        replace(AS_WEB, access_key=""),
+        replace(AS_WEB, secret=WEB.secret_key.encode()),
+        replace(AS_WEB, secret=WEB.handshake_key("payments")),
+    ):
+        server = ServerHandshake(OURS, SERVER_NONCE, ACCOUNTS.get)
+        assert "wrong" in refusal(theirs, server)
+
+
+def test_one_account_cannot_pass_as_another_with_the_same_secret() -> None:
+    twins = dict.fromkeys(("web-shop", "web-shed"), AS_WEB.secret)
+    server = ServerHandshake(OURS, SERVER_NONCE, twins.get)
+    client = ClientHandshake(AS_WEB, CLIENT_NONCE)
+    hello = msgpack.packb([1, "orders", "broker", CLIENT_NONCE, "web-shed"])
+    challenge = server.receive(Command(RequestCode.HELLO, body=hello))
+    assert server.receive(client.prove(challenge)).code == 16
+
+
+def test_a_cluster_without_accounts_says_so() -> None:
+    server = ServerHandshake(OURS, SERVER_NONCE)
+    assert "has no accounts" in refusal(AS_WEB, server)
+
+
+def test_a_server_that_knew_no_accounts_is_named_as_the_reason() -> None:
+    client = ClientHandshake(AS_WEB, CLIENT_NONCE)
+    answer = client.hello().answer(
+        16, remark="HELLO is no list of version, cluster, role and nonce"
+    )
+    with pytest.raises(HandshakeFailed, match="knows no accounts, so not 'web-shop'"):
+        client.prove(answer)
+
+
+@pytest.mark.parametrize("key", ["", 7, None, b"web-shop", ["web-shop"], "k" * 1_021])
+def test_an_access_key_of_another_shape_is_refused(key: object) -> None:
+    server = ServerHandshake(OURS, SERVER_NONCE, ACCOUNTS.get)
+    body = msgpack.packb([1, "orders", "broker", CLIENT_NONCE, key])
+    assert server.receive(Command(RequestCode.HELLO, body=body)).code == 16
+    assert server.state is ServerState.FAILED
+
+
 HELLO = [1, "orders", "broker", CLIENT_NONCE]
 NOT_HELLO = [
     [],
     HELLO[:3],
     [*HELLO, 5],
+    [*HELLO, "web-shop", 5],
     {"a": 1},
     7,
     [2, *HELLO[1:]],
@@ -139,5 +225,7 @@ def test_secrets_are_not_printed() -> None:
 
 
 def test_handshake_frames_fit_the_limit_for_strangers() -> None:
-    long = Credentials("c" * 255, "r" * 255, b"s")
-    assert len(encode_bytes(ClientHandshake(long, CLIENT_NONCE).hello())) < FRAME_BYTES_MAX
+    long = Credentials("c" * 255, "r" * 255, b"s", "\N{FERRIS WHEEL}" * KEY_CHARS_MAX)
+    hello = ClientHandshake(long, CLIENT_NONCE).hello()
+    assert len(encode_bytes(hello)) < FRAME_BYTES_MAX
+    assert ServerHandshake(long, SERVER_NONCE, lambda _key: b"s").receive(hello).code == 0
