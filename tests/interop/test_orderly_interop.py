@@ -82,7 +82,7 @@ def _told(process: subprocess.Popen[str]) -> Lines:
 def test_the_java_client_consumes_in_order_alike_from_both_sides(told: tuple[Lines, Lines]) -> None:
     mine, other = told
     assert [line for line in mine if line["check"] != "dead"] == other
-    assert len(other) == 9
+    assert len(other) == 10
 
 
 def test_each_queue_comes_in_order_with_its_failures_and_the_dead_letter_holds_nothing_up(
@@ -97,6 +97,7 @@ def test_each_queue_comes_in_order_with_its_failures_and_the_dead_letter_holds_n
     assert {got["second", queue] for queue in range(3)} == {
         "8/0 9/0 10/0 11/0 12/0 13/0 14/0 15/0"
     }, "the next consumer goes on where the first one stopped"
+    assert {"check": "committed", "offsets": "{0=8, 1=8, 2=8}"} in told[0]
     (dead,) = [line for line in told[0] if line["check"] == "dead"]
     assert dead["came"] == 1 and dead["bodies"].startswith("5/")
     assert told[0][-1] == {"check": "progress", "diff": 0}

@@ -24,7 +24,7 @@ from rmq_ray.store.reading.log_reader import GetResult, last_log_offset
 
 ENTRIES_MAX = 200_000  # of (topic, group), in each table here
 WENT_THROUGH = (GetMessageStatus.FOUND, GetMessageStatus.NO_MATCHED_MESSAGE)
-LOWERED_LOG_EVERY = 100  # a client that goes back in a loop must not fill the log
+LOGGED_EVERY = 100  # a client that goes back in a loop must not fill the log
 
 log = logging.getLogger("rmq_ray.server.offsets")
 
@@ -116,35 +116,36 @@ class OffsetTable:
         where nobody knows now.
         """
         queues = self._offsets.get((topic, group))
-        if queues is None:
-            if offset < 0 or len(self._offsets) >= ENTRIES_MAX:
-                return self._refuse()
-            queues = {}
-        stored = queues.get(queue_id)
+        stored = None if queues is None else queues.get(queue_id)
         if offset == stored:
             self._note_time(topic, group, queue_id)
             return Commit.STORED
-        if not administrator:
+        fault = None
+        if offset < 0 or (queues is None and len(self._offsets) >= ENTRIES_MAX):
+            fault = "no offset" if offset < 0 else f"{ENTRIES_MAX} offset tables are kept already"
+        elif not administrator:
             if highest is not None and offset > highest:
-                return self._refuse()
-            if holder is not None and holder != client:
-                return self._refuse()
-            if (
+                fault = f"the queue ends at {highest}"
+            elif holder is not None and holder != client:
+                fault = f"{holder} holds the queue"
+            elif (
                 stored is not None
                 and offset < stored
                 and holder is None
                 and self._pullers.get((topic, group), {}).get(queue_id) != client
             ):
-                return self._refuse()
-        if offset < 0:
-            return self._refuse()
+                fault = f"{stored} is stored, and another client pulls"
+        if fault is not None:
+            return self._refuse(f"{offset} of {topic} queue {queue_id} from {client}", group, fault)
+        if queues is None:
+            queues = {}
         queues[queue_id] = offset
         self._offsets[topic, group] = queues
         self._note_time(topic, group, queue_id)
         self.dirty = True
         if stored is not None and offset < stored:
             self.lowered += 1
-            if self.lowered % LOWERED_LOG_EVERY == 1:
+            if self.lowered % LOGGED_EVERY == 1:
                 log.warning(
                     "group %s goes back in %s queue %d from offset %d to %d: its messages "
                     "come again",
@@ -209,8 +210,10 @@ class OffsetTable:
         times = self._committed_ms.setdefault((topic, group), {})
         times[queue_id] = self._clock.monotonic_ms()
 
-    def _refuse(self) -> Commit:
+    def _refuse(self, what: str, group: str, fault: str) -> Commit:
         self.refused += 1
+        if self.refused % LOGGED_EVERY == 1:
+            log.warning("group %s: offset %s is not taken: %s", group, what, fault)
         return Commit.REFUSED
 
 

@@ -56,6 +56,7 @@ public final class OrderlyCheck {
         producer.start();
         send(producer, 0);
         consume("first", 0);
+        committed(admin);
         if (looksAtDeadLetter) {
             dead();
         }
@@ -64,6 +65,13 @@ public final class OrderlyCheck {
         print(new Json().put("check", "progress").put("diff", admin.examineConsumeStats(GROUP, TOPIC).computeTotalDiff()));
         producer.shutdown();
         admin.shutdown();
+    }
+
+    /** What the broker knows of the first consumer, before another one comes. */
+    private void committed(DefaultMQAdminExt admin) throws Exception {
+        TreeMap<Integer, Long> offsets = new TreeMap<>();
+        admin.examineConsumeStats(GROUP, TOPIC).getOffsetTable().forEach((queue, of) -> offsets.put(queue.getQueueId(), of.getConsumerOffset()));
+        print(new Json().put("check", "committed").put("offsets", offsets.toString()));
     }
 
     private void send(DefaultMQProducer producer, int from) throws Exception {
