@@ -6,7 +6,7 @@ Invariant: nothing here knows Ray, sockets or threads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -42,8 +42,10 @@ class Discovery(Protocol):
 class ExplainsAbsence(Protocol):
     """A discovery that knows what was stopped on purpose."""
 
-    def why_no_broker(self) -> str | None:
-        """Why no broker can be there and what brings one back; None where one should be."""
+    def stopped_brokers(self) -> Mapping[str, bool]:
+        """Broker -> whether all of it was stopped on purpose. ``ClusterError`` where the cluster
+        does not run; may wait for its control plane.
+        """
         ...
 
 

@@ -81,15 +81,9 @@ class RayDiscovery:
         """All brokers of the cluster, those included that are down."""
         return gateway.broker_names(self.cluster)
 
-    def why_no_broker(self) -> str | None:
-        """Why no broker can be there: all of them were stopped on purpose. None where that is not
-        so.
-        """
-        stopped = gateway.stopped_brokers(self.cluster)
-        if not all(stopped.values()):
-            return None
-        commands = ", ".join(f"`rmq-ray broker start {name}`" for name in stopped)
-        return f"{', '.join(stopped)} stopped: start it with {commands}"
+    def stopped_brokers(self) -> dict[str, bool]:
+        """Broker -> whether every copy of it was stopped on purpose."""
+        return gateway.stopped_brokers(self.cluster)
 
 
 class StaticDiscovery:

@@ -17,7 +17,7 @@ from rmq_ray.client.admin.admin_groups import AdminGroups
 from rmq_ray.client.admin.admin_link import POLL_MS, accepted, body_of
 from rmq_ray.client.scan.scan_plan import open_reader, plan_scan
 from rmq_ray.codec.record import decode_record, parse_offset_message_id, record_row
-from rmq_ray.errors import AdminError, ClientError, TopicNotFound
+from rmq_ray.errors import AdminError, ClientError
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.model.topics import (
     DEFAULT_TOPIC,
@@ -127,7 +127,7 @@ class Admin(AdminGroups):
         masters = self.masters()
         known = {b: topics[name] for b, topics in self.topic_configs().items() if name in topics}
         if not known:
-            raise TopicNotFound(f"topic {name!r} does not exist in this cluster", name)
+            raise self._no_topic(name)
         made = {}
         for broker, config in known.items():
             changed = replace(
@@ -184,6 +184,12 @@ class Admin(AdminGroups):
     def route(self, name: str) -> TopicRoute:
         """Where a topic's queues are. ``TopicNotFound`` where nobody has it."""
         check_topic(name)
+        route = self._route(name)
+        if route is None:
+            raise self._no_topic(name)
+        return route
+
+    def _route(self, name: str) -> TopicRoute | None:
         answer = self._name_server(
             Command(
                 RequestCode.GET_ROUTEINFO_BY_TOPIC,
@@ -191,9 +197,8 @@ class Admin(AdminGroups):
             ),
             accept=(ResponseCode.TOPIC_NOT_EXIST,),
         )
-        if answer.code == ResponseCode.TOPIC_NOT_EXIST:
-            raise TopicNotFound(f"topic {name!r} does not exist in this cluster", name)
-        return decode_route(body_of(answer))
+        is_there = answer.code != ResponseCode.TOPIC_NOT_EXIST
+        return decode_route(body_of(answer)) if is_there else None
 
     def topic_configs(self) -> dict[str, dict[str, TopicConfig]]:
         """Broker name -> topic -> its settings there."""
@@ -250,15 +255,11 @@ class Admin(AdminGroups):
         clock = self._client().clock
         deadline = clock.monotonic_ms() + self._timeout_ms
         while True:
-            try:
-                shown = self.route(name).queues
-                if made.items() <= {
-                    (q.broker_name, (q.read_queues, q.write_queues, q.permission)) for q in shown
-                }:
-                    return
-            except TopicNotFound:
-                if clock.monotonic_ms() > deadline:
-                    raise
+            route = self._route(name)
+            if route is not None and made.items() <= {
+                (q.broker_name, (q.read_queues, q.write_queues, q.permission)) for q in route.queues
+            }:
+                return
             if clock.monotonic_ms() > deadline:
                 raise AdminError(
                     f"the name server does not show topic {name!r} on every broker after "
@@ -460,15 +461,6 @@ class Admin(AdminGroups):
         )
         self._wait_until_shown(broker, not draining)
         return {"broker": broker, "address": str(address), **msgpack.unpackb(body_of(answer))}
-
-    def _master(self, broker: str) -> Address:
-        masters = self.masters()
-        if broker not in masters:
-            raise AdminError(
-                f"no broker {broker!r} is registered; there are {', '.join(sorted(masters))}",
-                broker,
-            )
-        return masters[broker]
 
     def _wait_until_shown(self, broker: str, writable: bool) -> None:
         """A name server shows the topic that each broker has under its own name with the permission

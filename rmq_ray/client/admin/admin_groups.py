@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import Any
 
 from rmq_ray.client.admin.admin_link import AdminLink, body_of
+from rmq_ray.client.instance.stopped_brokers import why_some_stopped
 from rmq_ray.errors import AdminError, ClientError, GroupNotFound, TopicNotFound
 from rmq_ray.model.groups import is_system_group
 from rmq_ray.model.ids import MessageQueue
@@ -451,7 +452,9 @@ class AdminGroups(AdminLink):
 
     def _require_group(self, group: str) -> None:
         if group not in self.groups(system=True):
+            why = why_some_stopped(self._stopped())
             raise GroupNotFound(
-                f"no broker knows the consumer group {group!r}: it never connected, or was deleted",
+                f"no broker knows the consumer group {group!r}: it never connected, or was deleted"
+                f"{'' if why is None else f'; or it is on what is stopped: {why}'}",
                 group,
             )

@@ -6,10 +6,11 @@ recovers or was elected a moment ago is asked again: it refused before it did an
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from rmq_ray.client.instance.client_instance import ClientInstance
-from rmq_ray.errors import AdminError, ResponseError, TopicNotFound
+from rmq_ray.client.instance.stopped_brokers import why_some_stopped, why_stopped
+from rmq_ray.errors import AdminError, ClusterError, ResponseError, TopicNotFound
 from rmq_ray.model.ids import MASTER_ID, Address
 from rmq_ray.model.topics import BrokerData
 from rmq_ray.ports import Discovery, ExplainsAbsence
@@ -62,14 +63,43 @@ class AdminLink:
             if found:
                 return found
             if not asked:
-                asked, discovery = True, self._discovery
-                if isinstance(discovery, ExplainsAbsence) and (why := discovery.why_no_broker()):
+                asked, stopped = True, self._stopped()
+                if why := why_stopped(stopped, stopped):
                     raise AdminError(why)
             if clock.monotonic_ms() > deadline:
                 raise AdminError(
                     "no broker is registered at the name servers: see `rmq-ray status`"
                 )
             clock.sleep_ms(POLL_MS)
+
+    def _master(self, broker: str) -> Address:
+        """``AdminError`` where it is not there: with the command that helps, where it was stopped
+        on purpose.
+        """
+        masters = self.masters()
+        if broker not in masters:
+            known = ", ".join(sorted(masters))
+            raise AdminError(
+                why_stopped(self._stopped(), [broker])
+                or f"no broker {broker!r} is registered; there are {known}",
+                broker,
+            )
+        return masters[broker]
+
+    def _no_topic(self, name: str) -> TopicNotFound:
+        """No name server knows it: it may be on a broker that was stopped on purpose."""
+        why = why_some_stopped(self._stopped())
+        said = "in this cluster" if why is None else f"on the brokers that run; {why}"
+        return TopicNotFound(f"topic {name!r} does not exist {said}", name)
+
+    def _stopped(self) -> Mapping[str, bool]:
+        """Broker -> whether it was stopped on purpose; nothing where nobody knows."""
+        if not isinstance(self._discovery, ExplainsAbsence):
+            return {}
+        try:
+            return self._discovery.stopped_brokers()
+        except ClusterError:  # what is to be told is said without it
+            return {}
 
     def _client(self) -> ClientInstance:
         if self._instance is None:

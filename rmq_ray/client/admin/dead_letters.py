@@ -272,11 +272,8 @@ class DeadLetters(Admin):
         check_group(group)
         try:
             return self.topic_stats(dlq_topic(group))
-        except TopicNotFound:
-            raise GroupNotFound(
-                f"group {group!r} has no dead letters: topic {dlq_topic(group)!r} does not exist",
-                group,
-            ) from None
+        except TopicNotFound as error:
+            raise GroupNotFound(f"group {group!r} has no dead letters: {error}", group) from None
 
     def _positions(self, topic: str) -> dict[MessageQueue, int]:
         return {

@@ -32,6 +32,7 @@ from typing import Protocol, TypeVar
 
 from rmq_ray.client.instance.broker_link import BrokerLink
 from rmq_ray.client.instance.route_cache import RouteCache, RouteWatch
+from rmq_ray.client.instance.stopped_brokers import StoppedBrokers
 from rmq_ray.client.instance.timers import ClientTimers
 from rmq_ray.clock import SYSTEM_CLOCK, Clock
 from rmq_ray.config import RemotingLimits
@@ -161,6 +162,7 @@ class ClientInstance:
         self.routes = RouteCache(
             self._fetch_route, self._route_changed, self.link.drop, clock, self.similar_topics
         )
+        self.stopped = StoppedBrokers(discovery, clock, client_id)
         self.timers = ClientTimers(clock, f"rmq-client-{client_id}")
         self._watch = RouteWatch(self.timers, clock, lambda topic: self.routes.refresh_all({topic}))
         self._state = ServiceState.CREATE_JUST

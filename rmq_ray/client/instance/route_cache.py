@@ -107,6 +107,12 @@ class RouteCache:
             route is not None and any(MASTER_ID not in data.addresses for data in route.brokers)
         )
 
+    def brokers_missed(self, topic: str) -> set[str]:
+        """Of a topic that is between masters: the brokers that may have queues to write again."""
+        route = self._routes.get(topic)
+        named = set() if route is None else {data.broker_name for data in route.brokers}
+        return named | self._written.get(topic, set())
+
     def subscribe(self, topic: str) -> tuple[MessageQueue, ...]:
         """The cached list of queues to read; empty when there is none."""
         return self._subscribe.get(topic, ())

@@ -35,7 +35,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.instance.identity import ProducerIdentity
-from rmq_ray.client.instance.route_cache import RouteCache
 from rmq_ray.client.instance.timers import ClientTimers
 from rmq_ray.client.outgoing.queue_choice import BrokerProbe, GroupOrder, QueueChoice, RoundRobin
 from rmq_ray.client.outgoing.send_future import BatchOutcome, SendFuture
@@ -80,9 +79,10 @@ ATTEMPT_MS = 3_000.0  # of one attempt of a loop: others wait for the thread mea
 class RouteWait:
     """One wait; does not wait itself. ``default_queues``: of a topic that is not created yet."""
 
-    def __init__(self, routes: RouteCache, topic: str, default_queues: int) -> None:
+    def __init__(self, instance: ClientInstance, topic: str, default_queues: int) -> None:
         self.topic = topic
-        self._routes = routes
+        self._routes = instance.routes
+        self._stopped = instance.stopped
         self._default_queues = default_queues
         self._pause_ms = BACK_OFF_FIRST_MS
         self.met: Exception | None = None
@@ -90,15 +90,21 @@ class RouteWait:
 
     def attempt(self, until_ms: float) -> Sequence[MessageQueue] | None:
         """Look the route up once; blocks, until then (monotonic) at most. None: ask again after
-        ``pause_ms``. ``NoRoute`` where no master is missing, ``TopicNotWritable`` where the topic
-        forbids it.
+        ``pause_ms``. ``NoRoute`` where no master is missing, or all that are were stopped on
+        purpose; ``TopicNotWritable`` where the topic forbids it.
         """
         try:
             return self._routes.find_publish(self.topic, self._default_queues, until_ms).queues
         except NoRoute as error:
-            if not self._routes.is_between_masters(self.topic):
-                raise
             self.met = error
+            if not self._routes.is_between_masters(self.topic):
+                if why := self._stopped.why_some(until_ms):
+                    raise NoRoute(
+                        f"{error}; or it is on what is stopped: {why}", self.topic
+                    ) from error
+                raise
+            if why := self._stopped.why(self._routes.brokers_missed(self.topic)):
+                raise self._given_up(f"now: {why}") from error
         except RemotingError as error:
             self.met = error
         return None
@@ -112,10 +118,9 @@ class RouteWait:
         """What a caller is told who has waited for ``timeout_ms``: nothing was sent."""
         topic, met = self.topic, self.met
         if isinstance(met, NoRoute):
-            said = f"no broker takes messages of topic {topic!r} now, after {timeout_ms:.0f} ms"
-            return NoRoute(
-                f"{said}: its master is gone, is drained, or takes no messages; nothing was sent",
-                topic,
+            return self._given_up(
+                f"now, after {timeout_ms:.0f} ms: its master is gone, is drained, or takes no "
+                f"messages"
             )
         why = (
             f"no answer within {timeout_ms:.0f} ms"
@@ -128,6 +133,11 @@ class RouteWait:
             topic,
         )
 
+    def _given_up(self, why: str) -> NoRoute:
+        return NoRoute(
+            f"no broker takes messages of topic {self.topic!r} {why}; nothing was sent", self.topic
+        )
+
 
 class TopicQueues:
     """The queues of topics, for the threads of one producer. ``closing``: who waits for a route
@@ -138,6 +148,7 @@ class TopicQueues:
         self.group = config.group
         self.clock = instance.clock
         self.closing = False
+        self._instance = instance
         self._routes = instance.routes
         self._default_queues = config.default_topic_queues
 
@@ -170,7 +181,7 @@ class TopicQueues:
 
     def wait_for(self, topic: str) -> RouteWait:
         """A wait for the queues of a topic."""
-        return RouteWait(self._routes, topic, self._default_queues)
+        return RouteWait(self._instance, topic, self._default_queues)
 
     def closed_meanwhile(self, topic: str) -> ClientError:
         """What a caller is told who waits for a route when the producer is closed."""

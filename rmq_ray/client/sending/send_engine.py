@@ -138,6 +138,11 @@ class InFlightSend:
         else:
             self._failure = classify(outcome)
             decision = self.attempts.failed(self._failure[0], self._failure[1], now_ms)
+            if self._failure[0] is Failure.NOT_SENT and decision.step is not Step.ELSEWHERE:
+                why = self._engine.instance.stopped.why((self.queue.broker_name,))
+                if why is not None:  # it is not back before somebody starts it
+                    self._failure = (*self._failure[:2], why)
+                    return None
         return None if decision.step is Step.GIVE_UP else decision
 
     def unconfirmed(self) -> SendUnconfirmed | None:

@@ -11,7 +11,8 @@ import pytest
 from rmq_ray.client.admin.admin import Admin, _is_system
 from rmq_ray.client.admin.admin_link import accepted
 from rmq_ray.clock import ManualClock
-from rmq_ray.errors import AdminError, ClientError, ResponseError, TopicNotFound
+from rmq_ray.errors import AdminError, ClientError, ResponseError, RmqError, TopicNotFound
+from rmq_ray.model.topics import BrokerData
 from rmq_ray.ports import ClusterAddress
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Command
@@ -140,29 +141,58 @@ def test_topics_of_the_system_of_brokers_and_of_groups_are_told_apart_from_users
 class Stopped:
     """A discovery that knows whether brokers were stopped on purpose."""
 
-    def __init__(self, why: str | None) -> None:
-        self.why = why
+    def __init__(self, **stopped: bool) -> None:
+        self.stopped = {f"broker-{name}": is_stopped for name, is_stopped in stopped.items()}
         self.asked = 0
 
     def lookup(self) -> ClusterAddress:
         raise AssertionError("nobody has to connect for this")
 
-    def why_no_broker(self) -> str | None:
+    def stopped_brokers(self) -> dict[str, bool]:
         self.asked += 1
-        return self.why
+        return self.stopped
 
 
 @pytest.mark.parametrize(
-    ("why", "waited_ms"), [("broker-a stopped: start it with ...", 0), (None, 30_000)]
+    ("stopped", "why", "waited_ms"),
+    [
+        ({"a": True}, "broker-a stopped: start it with `rmq-ray broker start broker-a`", 0),
+        ({"a": True, "b": False}, "no broker is registered", 30_000),
+        ({}, "no broker is registered", 30_000),
+    ],
 )
 def test_brokers_that_were_stopped_on_purpose_are_not_waited_for(
-    monkeypatch: pytest.MonkeyPatch, why: str | None, waited_ms: int
+    monkeypatch: pytest.MonkeyPatch, stopped: dict[str, bool], why: str, waited_ms: int
 ) -> None:
-    clock, discovery = ManualClock(1_000), Stopped(why)
+    clock, discovery = ManualClock(1_000), Stopped(**stopped)
     admin = Admin(discovery, timeout_ms=30_000)
     monkeypatch.setattr(admin, "_client", lambda: SimpleNamespace(clock=clock))
     monkeypatch.setattr(admin, "brokers", list)
-    with pytest.raises(AdminError, match=why or "no broker is registered"):
+    with pytest.raises(AdminError, match=why):
         admin.masters()
     waited = clock.monotonic_ms() - ManualClock(1_000).monotonic_ms()
     assert waited_ms <= waited < waited_ms + 100 and discovery.asked == 1
+
+
+def test_what_needs_a_stopped_broker_names_it_and_the_command_that_helps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    admin = Admin(Stopped(a=True, b=False))
+    there = [BrokerData("default", "broker-b", {0: "127.0.0.1:10911"})]
+    monkeypatch.setattr(admin, "brokers", lambda: there)
+    monkeypatch.setattr(admin, "_client", lambda: SimpleNamespace(clock=ManualClock()))
+    unknown = Command(RequestCode.GET_ROUTEINFO_BY_TOPIC).answer(ResponseCode.TOPIC_NOT_EXIST)
+    monkeypatch.setattr(admin, "_name_server", lambda *_args, **_more: unknown)
+    monkeypatch.setattr(admin, "groups", lambda **_more: [])
+    helps = "broker-a stopped: start it with `rmq-ray broker start broker-a`"
+    for asked in (
+        lambda: admin.drain_broker("broker-a"),
+        lambda: admin.broker_status("broker-a"),
+        lambda: admin.describe_topic("orders"),
+        lambda: admin.delete_topic("orders"),
+        lambda: admin.seek_group("billing", "orders", to="first"),
+    ):
+        with pytest.raises(RmqError, match=helps):
+            asked()
+    with pytest.raises(AdminError, match="no broker 'broker-c' is registered; there are broker-b"):
+        admin.drain_broker("broker-c")
