@@ -38,6 +38,7 @@ from rmq_ray.actors.control.plan import (
     ClusterPlan,
     StartOptions,
     make_plan,
+    not_used,
     plan_of,
 )
 from rmq_ray.actors.control.survey import Survey, survey
@@ -126,6 +127,8 @@ class Cluster:
             "supervision": gateway.call(controller, "members"),
         }
         found["elections"] = gateway.call(controller, "elections") if plan.ledger else {}
+        if plan.has_accounts:
+            found["accounts"] = gateway.call(controller, "accounts_status")
         holds = [key for key, config in plan.all_copies() if config.hold_link]
         members = plan.listeners() + [names.hold_service(self.name, key) for key in holds]
         handles = {member: gateway.find(member) for member in members}
@@ -153,7 +156,8 @@ class Cluster:
         have it, ``2026-11-22T10:00``. ``who``: a part of the address.
         """
         plan: ClusterPlan = gateway.call(self._controller(), "plan")
-        return newest_lines(plan.listeners(), AuditQuestion(lines, since, who, refused))
+        servers = [*plan.listeners(), *([names.controller(self.name)] * plan.has_accounts)]
+        return newest_lines(servers, AuditQuestion(lines, since, who, refused))
 
     def replicas(self) -> list[dict[str, Any]]:
         """A row for each copy of each broker: broker, replica, id (0 = master), role, address,
@@ -317,6 +321,7 @@ def start(  # noqa: PLR0913 - the settings of the outermost call
     store_settings: Mapping[str, Any] | None = None,
     failover_settings: Mapping[str, Any] | None = None,
     tls: TlsSettings | None = None,
+    accounts: str | PathLike[str] | None = None,
     timeout_s: float = START_TIMEOUT_S,
 ) -> Cluster:
     """Start a cluster of named detached actors, or attach to the one that runs under this name; its
@@ -332,12 +337,13 @@ def start(  # noqa: PLR0913 - the settings of the outermost call
     ``config.BrokerConfig``, ``config.StoreConfig`` and ``config.FailoverConfig``.
 
     ``brokers``: masters, each with its own queues of a topic. ``foreign``: "open" lets Apache
-    RocketMQ's own clients in, at ``name_server_port`` and ``broker_port`` (0 = any free one, kept).
-    ``tls``: of all ports; files of each node. ``timeout_s``: until all of them serve.
-
-    Raises ``ConfigError`` for wrong arguments, ``ClusterError`` where Ray cannot do it, and the
-    store's own typed error (``StoreInUse``, ``StoreForeign``, ``StoreUnwritable``...) where a
-    broker cannot open its disk; nothing is left running then.
+    RocketMQ's own clients in, "acl" only who has an account (docs/security.md), at
+    ``name_server_port`` and ``broker_port`` (0 = any free one, kept). ``accounts``: with "acl" a
+    ``plain_acl.yml`` on the controller's node; None = ``admin.acl``. ``tls``: of all ports; files
+    of each node. ``timeout_s``: until all serve. Raises ``ConfigError`` for wrong arguments,
+    ``ClusterError`` where Ray cannot do it, and the store's own typed error (``StoreInUse``,
+    ``StoreForeign``, ``StoreUnwritable``...) where a broker cannot open its disk; nothing is left
+    running then.
     """
     asked = StartOptions(
         brokers=brokers,
@@ -352,12 +358,9 @@ def start(  # noqa: PLR0913 - the settings of the outermost call
         store_settings=store_settings,
         failover_settings=failover_settings,
         tls=tls,
+        accounts=accounts,
     )
-    if (running := gateway.find(names.controller(name))) is None:
-        _start_new(name, asked, host, (name_server_port, broker_port), timeout_s)
-    else:
-        _wait_until_serving(name, running, timeout_s)
-        _tell_what_is_not_used(name, gateway.call(running, "plan"), asked)
+    _start_or_attach(name, asked, host, (name_server_port, broker_port), timeout_s)
     return connect(name)
 
 
@@ -437,6 +440,16 @@ def connect(name: str | None = None) -> Cluster:
     return Cluster(name)
 
 
+def _start_or_attach(
+    name: str, asked: StartOptions, host: str | None, ports: tuple[int, int], timeout_s: float
+) -> None:
+    if (running := gateway.find(names.controller(name))) is None:
+        _start_new(name, asked, host, ports, timeout_s)
+    else:
+        _wait_until_serving(name, running, timeout_s)
+        _tell_what_is_not_used(name, gateway.call(running, "plan"), asked)
+
+
 def _start_new(
     name: str, asked: StartOptions, host: str | None, ports: tuple[int, int], timeout_s: float
 ) -> None:
@@ -484,30 +497,9 @@ def _check_homes(plan: ClusterPlan, one_node: bool) -> None:
 
 
 def _tell_what_is_not_used(name: str, running: ClusterPlan, asked: StartOptions) -> None:
-    """A warning where a call that only attaches asks for what the cluster does not have. What has
-    its default value was not asked for.
-    """
-    first = running.brokers[0]
-    has = {
-        "brokers": len(running.brokers),
-        "replicas": len(running.replicas.get(first.broker_name, ())),
-        "name_servers": len(running.name_servers),
-        "flush": first.store.flush.value,
-        "replication": first.replication.value,
-        "foreign": first.foreign.value,
-        "store_path": Path(first.store.path).parent,
-    }
-    defaults = inspect.signature(start).parameters
-    given = {key: getattr(asked, key) for key in has}
-    given = {key: value for key, value in given.items() if value != defaults[key].default}
-    if "store_path" in given:
-        given["store_path"] = Path(str(given["store_path"])).expanduser().absolute()
-    differing = [
-        f"{key}={str(has[key])!r}, not {str(value)!r}"
-        for key, value in given.items()
-        if value != has[key]
-    ]
-    if differing:
+    """A warning where a call that only attaches asks for what the cluster does not have."""
+    defaults = {key: one.default for key, one in inspect.signature(start).parameters.items()}
+    if differing := not_used(running, asked, defaults):
         log.warning(
             "cluster %r runs already and keeps its settings: %s; to change them stop it first",
             name,
@@ -516,8 +508,9 @@ def _tell_what_is_not_used(name: str, running: ClusterPlan, asked: StartOptions)
 
 
 def _place_of_controller(plan: ClusterPlan) -> str | None:
-    """With slaves it has a disk: on the head, where no resource says otherwise."""
-    return plan.resources.get(CONTROLLER) or (gateway.HEAD if plan.ledger else None)
+    """With slaves or accounts it has a disk: on the head, where no resource says otherwise."""
+    has_disk = plan.ledger or plan.has_accounts
+    return plan.resources.get(CONTROLLER) or (gateway.HEAD if has_disk else None)
 
 
 def _check(topology: Topology, found: Survey) -> None:

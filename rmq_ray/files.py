@@ -424,15 +424,21 @@ class FileSystem:
         """Replace a small file atomically and durably: write ``path.tmp``, sync, rename, sync the
         directory.
         """
-        temporary = path + ".tmp"
-        file = self.open(temporary, create=True)
+        self._replace(path, data, self.open(f"{path}.tmp", create=True))
+
+    def write_private(self, path: str, data: Bytes) -> None:
+        """The same for a file that nobody but this user may read, from its first byte on."""
+        self.unlink(f"{path}.tmp")  # one that was left may be readable for others
+        self._replace(path, data, self.open_private(f"{path}.tmp"))
+
+    def _replace(self, path: str, data: Bytes, temporary: File) -> None:
         try:
-            file.truncate(0)
-            file.pwrite(data, 0)
-            file.datasync()
+            temporary.truncate(0)
+            temporary.pwrite(data, 0)
+            temporary.datasync()
         finally:
-            file.close()
-        self.rename(temporary, path)
+            temporary.close()
+        self.rename(temporary.path, path)
         self.sync_dir(os.path.dirname(path))
 
     def lock_first_byte(self, path: str) -> DirectoryLock:

@@ -2,7 +2,9 @@
 which settings.
 
     cluster = "default"                    # name of the message cluster
-    foreign = "closed"                     # whether Apache RocketMQ's own clients may connect
+    foreign = "closed"                     # whether Apache RocketMQ's own clients may connect;
+                                           # "acl": everybody needs an account (docs/security.md)
+    accounts = "plain_acl.yml"             # with "acl": where they come from; none = commands
 
     [defaults]                             # every broker's: fields of config.BrokerConfig
     auto_create_topics = true              # a first send creates its topic; else, and without this
@@ -75,6 +77,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _TOP = (
     "cluster",
     "foreign",
+    "accounts",
     "tls",
     "failover",
     "controller",
@@ -171,6 +174,7 @@ class _TopologyReader:
             tuple(brokers),
             self._controller(),
             self._failover(),
+            self._accounts(foreign),
         )
         rules.check(found)
         return found
@@ -303,6 +307,20 @@ class _TopologyReader:
         return ControllerSpec(
             self._path((*key, "store"), path, "resource" in table), self._resource(key, table), key
         )
+
+    def _accounts(self, foreign: ForeignClients) -> str | None:
+        """A relative path lies beside the file, on the controller's host."""
+        key: Key = ("accounts",)
+        if "accounts" not in self._found:
+            return None
+        path = self._value(key, str, self._found["accounts"])
+        if foreign is not ForeignClients.ACL:
+            raise self._source.wrong(
+                key, f"accounts needs foreign = 'acl', not {foreign.value!r}", foreign.value
+            )
+        if not path:
+            raise self._source.wrong(key, "accounts must be the path of a plain_acl.yml", path)
+        return self._path(key, path, False)
 
     def _tls(self) -> TlsSettings:
         """Relative paths lie beside the file, on each server's host."""

@@ -71,6 +71,8 @@ class Topology:
     brokers: tuple[BrokerSpec, ...]
     controller: ControllerSpec
     failover: FailoverConfig = field(default_factory=FailoverConfig)
+    accounts: str | None = None
+    """Path of the ``plain_acl.yml`` that accounts come from."""
 
     @property
     def copies(self) -> Iterator[BrokerSpec]:

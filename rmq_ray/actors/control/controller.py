@@ -5,7 +5,8 @@ It decides nothing about messages. State machine: STARTING -> SERVING | FAILED, 
 end. Members that hang are killed (Ray restarts them), members that are gone are created again,
 never with a new store (``members``). With slaves it keeps a ledger of who reigns and runs elections
 (``elections``); a controller that starts again reads it and goes on: it is never FAILED, elects and
-supervises whoever runs at once, and tries again what did not come up.
+supervises whoever runs at once, and tries again what did not come up. Where connections need an
+account it keeps the one store of them (``account_store``), beside everything else.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 from rmq_ray.actors import gateway, names
 from rmq_ray.actors.broker import ReplicaShell
+from rmq_ray.actors.control.account_store import AccountStore, Asker
 from rmq_ray.actors.control.elections import Elections
 from rmq_ray.actors.control.maintenance import ReplicaMaintenance
 from rmq_ray.actors.control.plan import ClusterPlan
@@ -27,10 +29,15 @@ from rmq_ray.actors.control.supervisor import ActorSpec, Supervisor, name_server
 from rmq_ray.actors.hold import HoldShell
 from rmq_ray.actors.shell import be_urgent, is_restart, spawn
 from rmq_ray.clock import SYSTEM_CLOCK
-from rmq_ray.errors import ClusterError, PromotionRefused, RmqError
+from rmq_ray.errors import ClusterError, ConfigError, PromotionRefused, RmqError
+from rmq_ray.files import FileSystem
 from rmq_ray.model.reigns import Assignment
 from rmq_ray.ports import ClusterAddress
+from rmq_ray.protocol.access.accounts import ResourceKind
+from rmq_ray.protocol.access.changes import AccountChange
+from rmq_ray.protocol.access.decision import Action
 from rmq_ray.remoting.tls import told_to_clients
+from rmq_ray.server.security.audit_log import AUDIT_FILE, AuditLog, AuditQuestion
 
 log = logging.getLogger("rmq_ray.controller")
 PING_INTERVAL_S = 1.0
@@ -65,6 +72,10 @@ class ControllerShell:
         self._maintenance = ReplicaMaintenance(
             plan.cluster, self._supervisor, self._elections, self._known
         )
+        self._audit = AuditLog(
+            f"{plan.home}/{AUDIT_FILE}" if plan.has_accounts and plan.home else None, SYSTEM_CLOCK
+        )
+        self._accounts = self._make_accounts() if plan.has_accounts else None
         self._restarted = is_restart()
         spawn(self._run(), "controller")
 
@@ -103,6 +114,34 @@ class ControllerShell:
     async def members(self) -> dict[str, dict[str, int]]:
         """Actor name -> kills and creations by this controller, and whether it is stopped."""
         return self._supervisor.histories()
+
+    # --- accounts ---
+
+    async def accounts(self, _asker: Asker) -> dict[str, Any]:
+        """All accounts without secrets; see ``AccountStore.view``."""
+        return self._store_of_accounts().view()
+
+    async def change_accounts(self, change: AccountChange, asker: Asker) -> dict[str, Any]:
+        """Change them in the whole cluster; see ``AccountStore.change``."""
+        return await self._store_of_accounts().change(change, asker)
+
+    async def export_accounts(self, asker: Asker) -> dict[str, Any]:
+        """All accounts with their secrets."""
+        return self._store_of_accounts().export(asker)
+
+    async def test_account(
+        self, access_key: str, action: Action, kind: ResourceKind, name: str, _asker: Asker
+    ) -> tuple[bool, str]:
+        """(whether this account may, why not)."""
+        return self._store_of_accounts().test(access_key, action, [(kind, name)])
+
+    async def accounts_status(self) -> dict[str, Any] | None:
+        """See ``AccountStore.status``; None in a cluster without accounts."""
+        return None if self._accounts is None else self._accounts.status()
+
+    async def audit(self, question: AuditQuestion) -> list[dict[str, Any]]:
+        """The newest lines of the controller's own audit log; see ``AuditLog.newest``."""
+        return await asyncio.to_thread(self._audit.newest, question)
 
     # --- single copies ---
 
@@ -196,8 +235,12 @@ class ControllerShell:
             except (ClusterError, RmqError) as error:
                 log.warning("%s did not stop by itself and is killed: %s", member.name, error)
             gateway.kill(member.name, for_good=True)
+        await asyncio.to_thread(self._audit.close)
 
     async def _run(self) -> None:
+        if self._accounts is not None:
+            self._audit.begin()
+            spawn(self._accounts.run(), "accounts")
         if self._restarted:
             spawn(self._supervise(), "supervision")
         while self._state is ClusterState.STARTING:
@@ -309,6 +352,31 @@ class ControllerShell:
         if method in ("attend", "fence"):
             arguments = (*arguments, gateway.my_handle())
         return await gateway.call_async(handle, method, *arguments, timeout_s=timeout_s)
+
+    def _make_accounts(self) -> AccountStore:
+        async def ask(actor: str, method: str, arguments: tuple[Any, ...], timeout_s: float) -> Any:
+            handle = self._supervisor.handle(actor)
+            return await gateway.call_async(handle, method, *arguments, timeout_s=timeout_s)
+
+        plan = self._plan
+        return AccountStore(
+            plan.home,
+            lambda: [name for name in plan.listeners() if self._supervisor.stopped(name) is None],
+            ask,
+            self._audit,
+            FileSystem(),
+            plan.accounts,
+        )
+
+    def _store_of_accounts(self) -> AccountStore:
+        if self._accounts is None:
+            raise ConfigError(
+                f"cluster {self._plan.cluster!r} has no accounts: it runs with foreign="
+                f"{self._plan.name_servers[0].foreign.value!r}; start it with foreign='acl' "
+                f"(rmq-ray up --foreign acl)",
+                self._plan.cluster,
+            )
+        return self._accounts
 
     def _known(self) -> dict[str, str]:
         """Identity of the store of every broker and replica, as far as it is known."""

@@ -33,6 +33,8 @@ E = TypeVar("E", bound=Enum)
 BROKER_LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SOCKET_PATH_BYTES_MAX = 107  # what the kernel takes, less the ending zero
 REPLICAS_MAX = 9
+ACCOUNTS = "accounts"
+"""The controller's directory of them below ``store_path``, or behind the ledger's name."""
 CONTROLLER = "controller"
 """The controller's key among the resources, and its directory below ``store_path``."""
 
@@ -44,7 +46,9 @@ class ClusterPlan:
     ``resources``: key (``names.replica_key``, name-server-0, controller) -> custom Ray resource
     that only its node has; needed where there are several nodes. ``identities``: key -> the store
     that must be there; who has none here may make a new store. ``ledger``: directory in which the
-    controller keeps who reigns; None where there are no slaves.
+    controller keeps who reigns; None where there are no slaves. ``home``: directory in which it
+    keeps the accounts; ``accounts``: path of the file that they come from, None = they are changed
+    by commands.
     """
 
     cluster: str
@@ -56,6 +60,13 @@ class ClusterPlan:
     replicas: Mapping[str, tuple[BrokerConfig, ...]] = field(default_factory=dict)
     ledger: str | None = None
     failover: FailoverConfig = field(default_factory=FailoverConfig)
+    home: str | None = None
+    accounts: str | None = None
+
+    @property
+    def has_accounts(self) -> bool:
+        """Whether connections need an account."""
+        return self.name_servers[0].foreign is ForeignClients.ACL
 
     @property
     def tls(self) -> TlsSettings:
@@ -110,6 +121,7 @@ class StartOptions:
     store_settings: Mapping[str, Any] | None = None
     failover_settings: Mapping[str, Any] | None = None
     tls: TlsSettings | None = None
+    accounts: str | os.PathLike[str] | None = None
 
 
 def make_plan(
@@ -162,7 +174,19 @@ def make_plan(
         replicas={name: replicas[1:] for name, replicas in made.items() if asked.replicas},
         ledger=str(root / CONTROLLER) if asked.replicas else None,
         failover=failover,
+        home=str(root / ACCOUNTS),
+        accounts=_accounts_file(asked.accounts, allowed),
     )
+
+
+def _accounts_file(given: str | os.PathLike[str] | None, foreign: ForeignClients) -> str | None:
+    if given is None:
+        return None
+    if foreign is not ForeignClients.ACL:
+        raise ConfigError(
+            f"accounts={str(given)!r} needs foreign='acl', not {foreign.value!r}", str(given)
+        )
+    return str(Path(given).expanduser().absolute())
 
 
 def _replicas(
@@ -215,7 +239,36 @@ def plan_of(
         },
         ledger=topology.controller.ledger if topology.has_slaves else None,
         failover=topology.failover,
+        home=f"{topology.controller.ledger}.{ACCOUNTS}",
+        accounts=topology.accounts,
     )
+
+
+def not_used(running: ClusterPlan, asked: StartOptions, defaults: Mapping[str, Any]) -> list[str]:
+    """What was asked for and a running cluster does not have. What has its default value was not
+    asked for.
+    """
+    first = running.brokers[0]
+    has = {
+        "brokers": len(running.brokers),
+        "replicas": len(running.replicas.get(first.broker_name, ())),
+        "name_servers": len(running.name_servers),
+        "flush": first.store.flush.value,
+        "replication": first.replication.value,
+        "foreign": first.foreign.value,
+        "store_path": Path(first.store.path).parent,
+        "accounts": None if running.accounts is None else Path(running.accounts),
+    }
+    given = {key: getattr(asked, key) for key in has}
+    given = {key: value for key, value in given.items() if value != defaults[key]}
+    for name in ("store_path", "accounts"):
+        if name in given:
+            given[name] = Path(str(given[name])).expanduser().absolute()
+    return [
+        f"{key}={str(has[key])!r}, not {str(value)!r}"
+        for key, value in given.items()
+        if value != has[key]
+    ]
 
 
 def hold_socket(store_path: str) -> str:

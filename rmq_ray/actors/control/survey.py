@@ -280,6 +280,8 @@ def differences(topology: Topology, running: ClusterPlan) -> Iterator[str]:
             yield f"{name}: resource {old} -> {new}"
     if wanted.ledger != running.ledger:
         yield f"controller: store {running.ledger} -> {wanted.ledger}"
+    if wanted.accounts != running.accounts:
+        yield f"accounts {running.accounts} -> {wanted.accounts}"
     for field in fields(wanted.failover):
         before, after = getattr(running.failover, field.name), getattr(wanted.failover, field.name)
         if before != after:

@@ -285,6 +285,9 @@ class CrashFileSystem(FileSystem):
         file.truncate(size)
         return file
 
+    def open_private(self, path: str) -> File:
+        return self.open(path, create=True)
+
     def open_to_read(self, path: str) -> File:
         return self.open(path)
 

@@ -112,7 +112,7 @@ def test_the_shortest_file_is_one_broker_and_a_relative_store_lies_beside_the_fi
             'foreign = "open"',
             'colour = "red"',
             2,
-            "unknown key 'colour'; known here are brokers, cluster",
+            "unknown key 'colour'; known here are accounts, brokers, cluster",
         ),
         ("[defaults]", "[default]", 3, "unknown key 'default'"),
         (
