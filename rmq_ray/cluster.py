@@ -4,10 +4,6 @@
 sends; a second call with the same name attaches. ``connect`` only attaches. ``start_from`` does the
 same from a topology file, ``plan`` says what it would do. The returned ``Cluster`` is a small
 handle that can be made anywhere.
-
-Waiting: for the controller, then the master of every broker, then the other copies; which fault
-ends it and which one may pass is decided here. Every wait has the caller's deadline (ms of the
-monotonic clock).
 """
 
 from __future__ import annotations
@@ -15,13 +11,14 @@ from __future__ import annotations
 import inspect
 import logging
 import secrets
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from rmq_ray.actors import gateway, names
+from rmq_ray.actors.access_keys import AccountProof, SecretKey, given_account, keywords
 from rmq_ray.actors.audit import newest_lines
 from rmq_ray.actors.clients import (
     AsyncProducer,
@@ -41,16 +38,28 @@ from rmq_ray.actors.control.plan import (
     not_used,
     plan_of,
 )
+from rmq_ray.actors.control.start_waits import (
+    await_brokers,
+    await_controller,
+    await_registrations,
+    store_identities,
+)
 from rmq_ray.actors.control.survey import Survey, survey
-from rmq_ray.actors.discovery import RayDiscovery, forget_cluster, meant_cluster, use_cluster
+from rmq_ray.actors.discovery import (
+    RayDiscovery,
+    account_of,
+    forget_cluster,
+    meant_cluster,
+    use_cluster,
+)
 from rmq_ray.client.admin.admin import Admin
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import DEFAULT_CLUSTER, TlsSettings
-from rmq_ray.errors import ClusterError, ConfigError, RmqError, StoreMissing
+from rmq_ray.errors import ClusterError, ConfigError, RmqError
 from rmq_ray.server.security.audit_log import AuditQuestion
 from rmq_ray.topology import known_stores
 from rmq_ray.topology.reader import read_topology
-from rmq_ray.topology.rules import BrokerSpec, Topology
+from rmq_ray.topology.rules import Topology
 
 log = logging.getLogger("rmq_ray.cluster")
 START_TIMEOUT_S = 180.0
@@ -58,18 +67,17 @@ NODES_POLL_MS = 500
 STATUS_S = 5.0
 PROMOTE_S = 60.0
 SECRET_BYTES = 32
-POLL_MS = 50
-CALL_S = 5.0
-REGISTERED_S = 5.0
-IDENTITY_MS = 5_000
 
 
 class Cluster:
-    """Handle of a running cluster. ``admin`` offers topics, groups and offsets."""
+    """Handle of a running cluster. ``admin`` offers topics, groups and offsets. ``account``: who
+    its clients are that are given no other; None = members.
+    """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, account: AccountProof | None = None) -> None:
         self.name = name
-        self.discovery = RayDiscovery(name)
+        self.discovery = RayDiscovery(name, account)
+        self._account = keywords(account)
         self._stopped = False
 
     def __repr__(self) -> str:
@@ -84,27 +92,27 @@ class Cluster:
 
     def producer(self, group: str | None = None, **settings: Any) -> Producer:
         """A ``Producer`` of this cluster, whatever others this process uses."""
-        return Producer(group, cluster=self.name, **settings)
+        return Producer(group, cluster=self.name, **self._account | settings)
 
     def async_producer(self, group: str | None = None, **settings: Any) -> AsyncProducer:
         """An ``AsyncProducer`` of this cluster."""
-        return AsyncProducer(group, cluster=self.name, **settings)
+        return AsyncProducer(group, cluster=self.name, **self._account | settings)
 
     def transaction_producer(self, group: str, **settings: Any) -> TransactionProducer:
         """A ``TransactionProducer`` of this cluster."""
-        return TransactionProducer(group, cluster=self.name, **settings)
+        return TransactionProducer(group, cluster=self.name, **self._account | settings)
 
     def push_consumer(self, group: str, **settings: Any) -> PushConsumer:
         """A ``PushConsumer`` of this cluster."""
-        return PushConsumer(group, cluster=self.name, **settings)
+        return PushConsumer(group, cluster=self.name, **self._account | settings)
 
     def pull_consumer(self, group: str, **settings: Any) -> PullConsumer:
         """A ``PullConsumer`` of this cluster."""
-        return PullConsumer(group, cluster=self.name, **settings)
+        return PullConsumer(group, cluster=self.name, **self._account | settings)
 
     def simple_consumer(self, topic: str, group: str, **settings: Any) -> SimpleConsumer:
         """A ``SimpleConsumer`` of this cluster."""
-        return SimpleConsumer(topic, group, cluster=self.name, **settings)
+        return SimpleConsumer(topic, group, cluster=self.name, **self._account | settings)
 
     # --- the cluster itself -----------------------------------------------------------------------
 
@@ -424,20 +432,30 @@ def start_from(
     _wait_until_serving(topology.cluster, handle, timeout_s, fresh=not found.running)
     if start_stopped:
         Cluster(topology.cluster).start_stopped(timeout_s=timeout_s)
-    _await_brokers(topology, handle, found, known_stores.read(topology), deadline)
-    known_stores.remember(topology, _store_identities(topology, handle, found))
-    use_cluster(topology.cluster)
-    return Cluster(topology.cluster)
+    await_brokers(topology, handle, found, known_stores.read(topology), deadline)
+    known_stores.remember(topology, store_identities(topology, handle, found))
+    return _used(topology.cluster)
 
 
-def connect(name: str | None = None) -> Cluster:
+def connect(
+    name: str | None = None, *, access_key: str = "", secret_key: SecretKey = ""
+) -> Cluster:
     """Attach to a running cluster; ``ClusterError`` that lists those that run where none runs under
     this name. Calls of this process that name no cluster mean it from now on.
+
+    ``access_key``, ``secret_key``: they and the handle's clients are this account, and not members
+    as everybody else with Ray; else as ``RMQ_ACCESS_KEY`` says. What asks the controller (status,
+    stop, promote) stays open to all who have Ray. ``CredentialsInvalid`` for one of both.
     """
     name = meant_cluster(name)
     gateway.cluster_address(name)
-    use_cluster(name)
-    return Cluster(name)
+    return _used(name, given_account(access_key, secret_key, name))
+
+
+def _used(name: str, account: AccountProof | None = None) -> Cluster:
+    """Its handle; this process means it from now on."""
+    use_cluster(name, account)
+    return Cluster(name, account or account_of(name))
 
 
 def _start_or_attach(
@@ -468,7 +486,7 @@ def _start_new(
     )
     _caution(plan)
     _wait_until_serving(name, handle, timeout_s)
-    _await_registrations(
+    await_registrations(
         names.broker(name, copy.broker_name, copy.broker_id)
         for _, copy in plan.all_copies()
         if plan.ledger
@@ -530,7 +548,7 @@ def _check(topology: Topology, found: Survey) -> None:
 def _wait_until_serving(name: str, handle: Any, timeout_s: float, fresh: bool = True) -> None:
     """``fresh``: this process made the controller; then nothing is left where it fails."""
     try:
-        _await_controller(name, handle, timeout_s)
+        await_controller(name, handle, timeout_s)
     except RmqError:
         if fresh and gateway.call(handle, "state")[0] == ClusterState.FAILED.value:
             _remove(name, handle)
@@ -543,146 +561,6 @@ def _remove(name: str, handle: Any) -> None:
     except RmqError as error:
         log.warning("removing the actors of a cluster that did not start: %s", error)
     gateway.kill(names.controller(name), for_good=True)
-
-
-def _await_controller(name: str, handle: Any, timeout_s: float) -> None:
-    """Until the cluster serves; what made it FAILED otherwise."""
-    deadline = SYSTEM_CLOCK.monotonic_ms() + timeout_s * 1000
-    while SYSTEM_CLOCK.monotonic_ms() < deadline:
-        state, error = gateway.call(handle, "state", timeout_s=timeout_s)
-        if state == ClusterState.SERVING.value:
-            return
-        if state == ClusterState.FAILED.value:
-            raise error or ClusterError(f"cluster {name!r} did not start", name)
-        SYSTEM_CLOCK.sleep_ms(POLL_MS)
-    raise ClusterError(
-        f"cluster {name!r} did not serve within {timeout_s:.0f} s; it goes on starting: see "
-        f"`rmq-ray status` and `ray logs`",
-        name,
-    )
-
-
-def _await_brokers(
-    topology: Topology, handle: Any, found: Survey, known: Mapping[str, str], deadline: float
-) -> None:
-    """Until every broker of the file takes sends and its other copies are there, those excepted
-    whose nodes are not, or that were stopped on purpose.
-
-    ``known``: stores that must be there; a slave that finds its directory empty and is not named in
-    it gets a new one.
-    """
-    absent = {step.actor for step in found.steps if step.awaited}
-    stopped = {
-        actor for actor, history in gateway.call(handle, "members").items() if history["stopped"]
-    }
-    for spec in topology.brokers:
-        in_service = [
-            copy
-            for copy in (spec, *spec.replicas)
-            if not _is_stopped(_actor_of(topology, copy), stopped)
-        ]
-        if not in_service:
-            continue
-        if not spec.replicas:
-            _await_copy(_actor_of(topology, spec), deadline)
-            continue
-        _await_master(topology, handle, spec.config.broker_name, deadline)
-        for copy in in_service:
-            if copy.actor in absent:
-                log.warning("%s is not there: no node offers %s", copy.actor, copy.resource)
-                continue
-            try:
-                _await_copy(_actor_of(topology, copy), deadline)
-            except StoreMissing:
-                if copy.actor in known:
-                    raise
-                log.warning("%s begins with an empty store and copies its master's log", copy.actor)
-                gateway.call(handle, "renew_store", copy.actor)
-                _await_copy(_actor_of(topology, copy), deadline)
-        _await_registrations(
-            _actor_of(topology, copy) for copy in in_service if copy.actor not in absent
-        )
-
-
-def _await_registrations(actors: Iterable[str]) -> None:
-    """Until the name servers know these copies by their roles, so that addresses are complete;
-    those that take longer are left to themselves.
-    """
-    for actor in actors:
-        handle = gateway.find(actor)
-        deadline = SYSTEM_CLOCK.monotonic_ms() + REGISTERED_S * 1000
-        try:
-            while handle is not None and SYSTEM_CLOCK.monotonic_ms() < deadline:
-                # before it is told its role, it has no id
-                if gateway.call(handle, "status", timeout_s=CALL_S)["broker_id"] >= 0:
-                    gateway.call(handle, "registered", REGISTERED_S, timeout_s=REGISTERED_S + 1)
-                    break
-                SYSTEM_CLOCK.sleep_ms(POLL_MS)
-        except RmqError as error:
-            log.info("%s is not registered yet: %s", actor, error)
-
-
-def _store_identities(topology: Topology, handle: Any, found: Survey) -> dict[str, str]:
-    """Copy -> its store, of those that are there: the controller hears it from each within a
-    moment.
-    """
-    absent = {step.actor for step in found.steps if step.awaited}
-    wanted = [copy.actor for copy in topology.copies if copy.actor not in absent]
-    learnt: dict[str, str] = {}
-    deadline = SYSTEM_CLOCK.monotonic_ms() + IDENTITY_MS
-    while True:  # ends: all known, or at the deadline
-        learnt |= {
-            actor: str(identity)
-            for actor in wanted
-            if actor not in learnt and (identity := gateway.call(handle, "store_identity", actor))
-        }
-        if len(learnt) == len(wanted) or SYSTEM_CLOCK.monotonic_ms() > deadline:
-            return learnt
-        SYSTEM_CLOCK.sleep_ms(POLL_MS)
-
-
-def _is_stopped(actor: str, stopped: Collection[str]) -> bool:
-    if actor in stopped:
-        log.warning("%s is stopped and stays so: `rmq-ray broker start` or `up` start it", actor)
-    return actor in stopped
-
-
-def _actor_of(topology: Topology, spec: BrokerSpec) -> str:
-    return names.broker(topology.cluster, spec.config.broker_name, spec.config.broker_id)
-
-
-def _await_master(topology: Topology, handle: Any, broker: str, deadline: float) -> None:
-    """Until somebody is elected and serves."""
-    election: Mapping[str, Any] = {}
-    while SYSTEM_CLOCK.monotonic_ms() < deadline:
-        election = gateway.call(handle, "elections").get(broker, {})
-        if election.get("master") is not None and election.get("serving", True):
-            _await_copy(names.broker(topology.cluster, broker, int(election["master"])), deadline)
-            return
-        SYSTEM_CLOCK.sleep_ms(POLL_MS)
-    raise ClusterError(
-        f"{broker} has no master: {election.get('why') or 'no election ended'}; see `rmq-ray "
-        f"status` and `rmq-ray broker list`",
-        broker,
-    )
-
-
-def _await_copy(actor: str, deadline: float) -> None:
-    """Until it serves; its own typed error where it never will."""
-    why: object = "no such actor"
-    while SYSTEM_CLOCK.monotonic_ms() < deadline:
-        handle = gateway.find(actor)
-        try:
-            if handle is not None and gateway.call(handle, "serving", timeout_s=CALL_S) is not None:
-                return
-        except ClusterError as error:
-            why = error
-        SYSTEM_CLOCK.sleep_ms(POLL_MS)
-    raise ClusterError(
-        f"{actor} does not serve ({why}): does its node live? See `rmq-ray status` and `ray "
-        f"status`",
-        actor,
-    )
 
 
 def _state_of(handle: Any | None, answer: Any) -> Any:

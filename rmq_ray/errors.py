@@ -3,7 +3,8 @@ says whose fault it was.
 
     RmqError
     ├── ConfigError                      a setting or topology file is wrong (caller)
-    │   └── AccessRulesInvalid           accounts or rights with faults: the old ones stay (caller)
+    │   ├── AccessRulesInvalid           accounts or rights with faults: the old ones stay (caller)
+    │   └── CredentialsInvalid           an access key without its secret, or a faulty file (caller)
     ├── ClientError                      misuse of a client: wrong state, bad name, closed (caller)
     │   ├── NoNameServer                 nobody told where the cluster is (caller)
     │   └── NotARequest                  a reply to a message that asks for none (caller)
@@ -96,6 +97,12 @@ class AccessRulesInvalid(ConfigError):
         """Each fault in words."""
         found: Any = self.args[2] if len(self.args) > 2 else ()
         return tuple(found)
+
+
+class CredentialsInvalid(ConfigError):
+    """An account's access key and secret key are not both there, or cannot be ones; the message
+    says where they were looked for.
+    """
 
 
 class ClientError(RmqError):

@@ -400,6 +400,10 @@ class FileSystem:
         """Size in bytes without opening."""
         return self._call("stat", path, lambda: os.stat(path)).st_size
 
+    def mode(self, path: str) -> int:
+        """Who may do what with it: the permission bits."""
+        return self._call("stat", path, lambda: os.stat(path)).st_mode & 0o777
+
     def modified_ms(self, path: str) -> int:
         """Time of the last write, ms since the epoch."""
         return self._call("stat", path, lambda: os.stat(path)).st_mtime_ns // 1_000_000

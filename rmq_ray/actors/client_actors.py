@@ -13,8 +13,9 @@ from typing import Any
 
 import ray
 
+from rmq_ray.actors.access_keys import given_account, keywords
 from rmq_ray.actors.clients import Producer, PushConsumer
-from rmq_ray.actors.discovery import meant_cluster, use_cluster
+from rmq_ray.actors.discovery import account_of, meant_cluster, use_cluster
 from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.errors import ClientError
 from rmq_ray.model.message import Message, SendResult
@@ -37,9 +38,13 @@ class ClientActorClass:
         return ClientActorClass(self.shell, self._actor.options(**options))
 
     def remote(self, *arguments: Any, **settings: Any) -> Any:
-        """Create the actor; its handle. ``ConfigError`` where the cluster must be named."""
+        """Create the actor; its handle. It is the account that a client made here would be; the
+        secret key does not travel. ``ConfigError`` where the cluster must be named.
+        """
         settings["cluster"] = meant_cluster(settings.get("cluster"), settings.get("name_servers"))
-        return self._actor.remote(*arguments, **settings)
+        keys = ("cluster", "name_servers", "secret", "access_key", "secret_key")
+        account = account_of(**{key: settings[key] for key in keys if key in settings})
+        return self._actor.remote(*arguments, **settings | keywords(account))
 
     def __getattr__(self, name: str) -> Any:
         if name == "_actor":  # of an object that is being unpickled
@@ -130,7 +135,9 @@ ProducerActor = ClientActorClass(ProducerShell)
 def _use_cluster_of(settings: Mapping[str, Any]) -> None:
     """Clients that a listener or a program in this actor makes mean the actor's own cluster."""
     if settings.get("name_servers") is None:
-        use_cluster(meant_cluster(settings.get("cluster")))
+        cluster = meant_cluster(settings.get("cluster"))
+        keys = settings.get("access_key", ""), settings.get("secret_key", "")
+        use_cluster(cluster, given_account(*keys, cluster))
 
 
 class ConsumerShell:

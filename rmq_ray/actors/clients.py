@@ -3,8 +3,10 @@ discovery object.
 
 ``cluster`` names a cluster of this Ray cluster (None: ``actors.discovery`` tells which one is
 meant); ``name_servers`` (``"host:port;host:port"`` or a list) with ``secret`` reaches one without
-Ray, over TLS with ``tls`` (``rmq.Tls``), else as ``RMQ_TLS_CA`` says. Everything else is the
-client's: settings are those of ``ProducerConfig`` and ``ConsumerConfig``.
+Ray, over TLS with ``tls`` (``rmq.Tls``), else as ``RMQ_TLS_CA`` says. ``access_key`` and
+``secret_key`` make the client an account of the cluster, else as ``RMQ_ACCESS_KEY`` says
+(``actors.access_keys``). Everything else is the client's: settings are those of
+``ProducerConfig`` and ``ConsumerConfig``.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rmq_ray.actors.access_keys import SecretKey
 from rmq_ray.actors.discovery import discovery_for
 from rmq_ray.client.messages.listener import Listener
 from rmq_ray.client.pop import simple_consumer
@@ -29,7 +32,9 @@ class Producer(producer.Producer):
     ``group``: None = one that all such producers share. ``cluster``: one of this Ray cluster, None
     = the one that this process started or connected to (else ``RMQ_CLUSTER``, else "default");
     ``name_servers`` ("host:port;host:port", or a list) with ``secret`` reaches one without Ray,
-    over TLS with ``tls`` (``rmq.Tls``), else as ``RMQ_TLS_CA`` says.
+    over TLS with ``tls`` (``rmq.Tls``), else as ``RMQ_TLS_CA`` says. ``access_key``,
+    ``secret_key``: of an account, else of ``RMQ_ACCESS_KEY`` and ``RMQ_SECRET_KEY`` or the file
+    that ``RMQ_CREDENTIALS`` names; without any a member of the cluster, where Ray is.
     ``settings``: fields of ``ProducerConfig``, or ``config=``; ``client_id=``: equal ids share
     connections; ``hooks=``, ``checks=``: see each send. Times given to calls are seconds. Raises
     ``ConfigError`` for wrong settings, ``ClusterError`` where there is no such cluster.
@@ -43,10 +48,14 @@ class Producer(producer.Producer):
         name_servers: Sequence[str] | str | None = None,
         secret: bytes = b"",
         tls: Tls | None = None,
+        access_key: str = "",
+        secret_key: SecretKey = "",
         **settings: Any,
     ) -> None:
         super().__init__(
-            group, discovery=discovery_for(cluster, name_servers, secret, tls), **settings
+            group,
+            discovery=discovery_for(cluster, name_servers, secret, tls, access_key, secret_key),
+            **settings,
         )
 
 
@@ -64,12 +73,14 @@ class TransactionProducer(transaction_producer.TransactionProducer):
         name_servers: Sequence[str] | str | None = None,
         secret: bytes = b"",
         tls: Tls | None = None,
+        access_key: str = "",
+        secret_key: SecretKey = "",
         **settings: Any,
     ) -> None:
         super().__init__(
             group,
             listener=listener,
-            discovery=discovery_for(cluster, name_servers, secret, tls),
+            discovery=discovery_for(cluster, name_servers, secret, tls, access_key, secret_key),
             **settings,
         )
 
@@ -90,10 +101,14 @@ class AsyncProducer(async_producer.AsyncProducer):
         name_servers: Sequence[str] | str | None = None,
         secret: bytes = b"",
         tls: Tls | None = None,
+        access_key: str = "",
+        secret_key: SecretKey = "",
         **settings: Any,
     ) -> None:
         super().__init__(
-            group, discovery=discovery_for(cluster, name_servers, secret, tls), **settings
+            group,
+            discovery=discovery_for(cluster, name_servers, secret, tls, access_key, secret_key),
+            **settings,
         )
 
 
@@ -104,11 +119,11 @@ class PushConsumer(push_consumer.PushConsumer):
     None or ``SUCCESS`` = done, ``RECONSUME_LATER`` or an exception = again later, ``Reject`` = dead
     letter. ``subscriptions``: topic -> ``"*"``, ``"tag || tag"`` or ``rmq.sql(...)``. ``settings``:
     ``PushOptions``; rarer ones as ``config=ConsumerConfig(...)``. ``cluster``, ``name_servers``,
-    ``secret``: as of ``Producer``. Raises ``ConfigError`` or ``ClientError`` for wrong arguments,
-    ``ClusterError`` where there is no such cluster.
+    ``secret``, ``access_key``: as of ``Producer``. Raises ``ConfigError`` or ``ClientError`` for
+    wrong arguments, ``ClusterError`` where there is no such cluster.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the public signature
         self,
         group: str,
         *,
@@ -118,13 +133,15 @@ class PushConsumer(push_consumer.PushConsumer):
         name_servers: Sequence[str] | str | None = None,
         secret: bytes = b"",
         tls: Tls | None = None,
+        access_key: str = "",
+        secret_key: SecretKey = "",
         **settings: Any,
     ) -> None:
         super().__init__(
             group,
             listener=listener,
             subscriptions=subscriptions,
-            discovery=discovery_for(cluster, name_servers, secret, tls),
+            discovery=discovery_for(cluster, name_servers, secret, tls, access_key, secret_key),
             **settings,
         )
 
@@ -134,9 +151,9 @@ class PullConsumer(pull_consumer.PullConsumer):
     manager.
 
     ``settings``: ``PullOptions``; rarer ones as ``config=ConsumerConfig(...)``. ``cluster``,
-    ``name_servers``, ``secret``: as of ``Producer``. Any thread may call it; with several polling
-    threads commit by ``commit(batch)``. Raises ``ConfigError`` or ``ClientError`` for wrong
-    arguments, ``ClusterError`` where there is no such cluster.
+    ``name_servers``, ``secret``, ``access_key``: as of ``Producer``. Any thread may call it; with
+    several polling threads commit by ``commit(batch)``. Raises ``ConfigError`` or ``ClientError``
+    for wrong arguments, ``ClusterError`` where there is no such cluster.
     """
 
     def __init__(
@@ -147,10 +164,14 @@ class PullConsumer(pull_consumer.PullConsumer):
         name_servers: Sequence[str] | str | None = None,
         secret: bytes = b"",
         tls: Tls | None = None,
+        access_key: str = "",
+        secret_key: SecretKey = "",
         **settings: Any,
     ) -> None:
         super().__init__(
-            group, discovery=discovery_for(cluster, name_servers, secret, tls), **settings
+            group,
+            discovery=discovery_for(cluster, name_servers, secret, tls, access_key, secret_key),
+            **settings,
         )
 
 
@@ -161,11 +182,12 @@ class SimpleConsumer(simple_consumer.SimpleConsumer):
     ``settings``: ``expression`` (``"*"``, ``"tag || tag"`` or ``rmq.sql(...)``, the same in the
     whole group), ``start_from`` ("first" or "last", where a group begins that never consumed the
     topic), ``max_reconsume_times`` (retries before the dead letters, -1 = the group's, 16).
-    ``cluster``, ``name_servers``, ``secret``: as of ``Producer``. Raises ``ConfigError`` or
-    ``ClientError`` for wrong arguments, ``ClusterError`` where there is no such cluster.
+    ``cluster``, ``name_servers``, ``secret``, ``access_key``: as of ``Producer``. Raises
+    ``ConfigError`` or ``ClientError`` for wrong arguments, ``ClusterError`` where there is no such
+    cluster.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the public signature
         self,
         topic: str,
         group: str,
@@ -174,8 +196,13 @@ class SimpleConsumer(simple_consumer.SimpleConsumer):
         name_servers: Sequence[str] | str | None = None,
         secret: bytes = b"",
         tls: Tls | None = None,
+        access_key: str = "",
+        secret_key: SecretKey = "",
         **settings: Any,
     ) -> None:
         super().__init__(
-            topic, group, discovery=discovery_for(cluster, name_servers, secret, tls), **settings
+            topic,
+            group,
+            discovery=discovery_for(cluster, name_servers, secret, tls, access_key, secret_key),
+            **settings,
         )

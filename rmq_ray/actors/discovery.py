@@ -6,7 +6,8 @@ known; and which cluster is meant where a call names none.
     to several ─> the one that RMQ_CLUSTER names, else an error that lists them
     to none ─> the one that RMQ_CLUSTER names, else "default"
 
-A process that a client actor of ours runs in uses that client's cluster.
+A process that a client actor of ours runs in uses that client's cluster. Who connected as an
+account (``access_keys``) is it wherever its calls mean that cluster.
 """
 
 from __future__ import annotations
@@ -14,20 +15,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rmq_ray.actors import gateway, names
+from rmq_ray.actors.access_keys import (
+    AccountProof,
+    SecretKey,
+    environments_account,
+    given_account,
+)
 from rmq_ray.config import CLUSTER_VARIABLE, DEFAULT_CLUSTER, Tls, environment
-from rmq_ray.errors import ConfigError
+from rmq_ray.errors import ConfigError, CredentialsInvalid
 from rmq_ray.model.ids import Address
 from rmq_ray.ports import ClusterAddress
 
-_used: dict[str, str] = {}
+_used: dict[str, tuple[str, AccountProof | None]] = {}
 """Clusters that this process started or connected to, and did not stop -> by which connection to
-Ray.
+Ray, and as which account.
 """
 
 
-def use_cluster(cluster: str) -> None:
+def use_cluster(cluster: str, account: AccountProof | None = None) -> None:
     """This process uses it from now on: calls that name none may mean it."""
-    _used[cluster] = gateway.session()
+    _used[cluster] = (gateway.session(), account)
 
 
 def forget_cluster(cluster: str) -> None:
@@ -43,7 +50,7 @@ def meant_cluster(cluster: str | None, name_servers: Sequence[str] | str | None 
         return cluster or DEFAULT_CLUSTER
     if cluster is None:
         session = gateway.session()
-        used = [name for name, by in _used.items() if by == session]
+        used = [name for name, (by, _) in _used.items() if by == session]
         cluster = choose_cluster(used, environment(CLUSTER_VARIABLE))
     return names.check_cluster_name(cluster)
 
@@ -65,17 +72,45 @@ def choose_cluster(used: Sequence[str], named: str | None) -> str:
     return named or DEFAULT_CLUSTER
 
 
+def account_of(
+    cluster: str,
+    name_servers: Sequence[str] | str | None = None,
+    secret: bytes = b"",
+    access_key: str = "",
+    secret_key: SecretKey = "",
+) -> AccountProof | None:
+    """Who a call with these arguments is; None = no account: a member of the cluster, by its
+    secret or by Ray. ``CredentialsInvalid`` where the keys have a fault.
+    """
+    account = given_account(access_key, secret_key, cluster)
+    if name_servers is not None and secret:
+        if account is not None:
+            raise CredentialsInvalid(
+                "secret and access_key are given: be a member of the cluster, by its secret, or "
+                "an account of it",
+                access_key,
+            )
+        return None
+    if account is None and name_servers is None:
+        session, connected = _used.get(cluster, ("", None))
+        account = connected if session == gateway.session() else None
+    return account or environments_account(cluster)
+
+
 class RayDiscovery:
-    """Finds a cluster through its controller actor; pickles as the cluster's name only. None: the
-    one that this process means.
+    """Finds a cluster through its controller actor; pickles as the cluster's name and what proves
+    the account. ``cluster`` None: the one that this process means. ``account`` None: a member.
     """
 
-    def __init__(self, cluster: str | None = None) -> None:
+    def __init__(self, cluster: str | None = None, account: AccountProof | None = None) -> None:
         self.cluster = meant_cluster(cluster)
+        self.account = account
+        self.access_key = account.access_key if account is not None else ""
 
     def lookup(self) -> ClusterAddress:
         """``ClusterError`` where the cluster does not run or Ray is not initialised."""
-        return gateway.cluster_address(self.cluster)
+        found = gateway.cluster_address(self.cluster)
+        return found if self.account is None else self.account.at(found)
 
     def broker_names(self) -> tuple[str, ...]:
         """All brokers of the cluster, those included that are down."""
@@ -97,6 +132,7 @@ class StaticDiscovery:
         secret: bytes = b"",
         cluster: str = DEFAULT_CLUSTER,
         tls: Tls | None = None,
+        account: AccountProof | None = None,
     ) -> None:
         parts = name_servers.split(";") if isinstance(name_servers, str) else name_servers
         addresses = tuple(part.strip() for part in parts if part.strip())
@@ -116,7 +152,10 @@ class StaticDiscovery:
                 f"secret must be bytes, not {type(secret).__name__}; "
                 f"`Cluster.discovery.lookup().secret` has it where the cluster runs"
             )
-        self._address = ClusterAddress(cluster, addresses, secret, tls)
+        where = ClusterAddress(cluster, addresses, secret, tls)
+        self._address = where if account is None else account.at(where)
+        self.account = account
+        self.access_key = account.access_key if account is not None else ""
 
     def lookup(self) -> ClusterAddress:
         """Always the same."""
@@ -127,25 +166,24 @@ class StaticDiscovery:
         return ()
 
 
-def discovery_for(
+def discovery_for(  # noqa: PLR0913 - all that says where and who
     cluster: str | None,
     name_servers: Sequence[str] | str | None,
     secret: bytes,
     tls: Tls | None = None,
+    access_key: str = "",
+    secret_key: SecretKey = "",
 ) -> RayDiscovery | StaticDiscovery:
     """Static where addresses are given, else through Ray, which tells how TLS is spoken. ``tls``
-    None: as the environment says (``RMQ_TLS_CA``), and without it plain.
+    None: as the environment says (``RMQ_TLS_CA``), and without it plain. ``access_key`` and
+    ``secret_key``: of an account, else as ``access_keys`` says. ``CredentialsInvalid`` for one of
+    both, and for both beside the cluster's ``secret``.
     """
-    return (
-        RayDiscovery(cluster)
-        if name_servers is None
-        else StaticDiscovery(
-            name_servers,
-            secret,
-            meant_cluster(cluster, name_servers),
-            tls or _environments_tls(),
-        )
-    )
+    meant = meant_cluster(cluster, name_servers)
+    account = account_of(meant, name_servers, secret, access_key, secret_key)
+    if name_servers is None:
+        return RayDiscovery(meant, account)
+    return StaticDiscovery(name_servers, secret, meant, tls or _environments_tls(), account)
 
 
 def _environments_tls() -> Tls | None:

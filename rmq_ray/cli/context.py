@@ -20,6 +20,7 @@ from typing import Any, TextIO, TypeVar
 import click
 
 import rmq_ray
+from rmq_ray.actors.access_keys import secret_key_of
 from rmq_ray.cli import ray_head
 from rmq_ray.client.admin.admin import Admin
 from rmq_ray.config import DEFAULT_CLUSTER, put_environment
@@ -34,7 +35,7 @@ RAY_THREADS = "ray_"
 @dataclass
 class Options:
     """The options before the noun. ``address``: of the Ray cluster, "auto" = the one that runs on
-    this machine.
+    this machine. ``access_key``: the account that the command is; "" = as the environment says.
     """
 
     address: str = ray_head.AUTO
@@ -42,6 +43,7 @@ class Options:
     style: str = "table"
     timeout_s: float = 30.0
     yes: bool = False
+    access_key: str = ""
     _admin: Admin | None = field(default=None, repr=False)
 
     @property
@@ -79,8 +81,9 @@ class Options:
 
     def connect(self) -> rmq_ray.Cluster:
         """Join Ray and attach to the message cluster."""
+        secret_key = secret_key_of(self.access_key) if self.access_key else ""
         self.connect_ray()
-        return rmq_ray.connect(self.cluster)
+        return rmq_ray.connect(self.cluster, access_key=self.access_key, secret_key=secret_key)
 
     @property
     def admin(self) -> Admin:

@@ -38,7 +38,7 @@ from rmq_ray.cli.output import FORMATS
 from rmq_ray.config import CLUSTER_VARIABLE, DEFAULT_CLUSTER
 from rmq_ray.errors import RmqError
 
-WITH_VALUE = ("--address", "--cluster", "--format", "--timeout")
+WITH_VALUE = ("--access-key", "--address", "--cluster", "--format", "--timeout")
 WITHOUT_VALUE = ("-y", "--yes")
 PROMPT = "rmq-ray> "
 END = ("exit", "quit")
@@ -155,14 +155,26 @@ def hoisted(arguments: Sequence[str]) -> list[str]:
     show_default=True,
     help="Seconds to wait for an answer.",
 )
+@click.option(
+    "--access-key",
+    default="",
+    help="The account that the command is; its secret key is in RMQ_SECRET_KEY, or in the file "
+    "that RMQ_CREDENTIALS names. Without it as RMQ_ACCESS_KEY says.",
+)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before deleting.")
 @click.version_option(package_name="rmq_ray")
 @click.pass_context
-def main(
-    ctx: click.Context, address: str, cluster: str, style: str, timeout_s: float, yes: bool
+def main(  # noqa: PLR0913 - the options before the noun
+    ctx: click.Context,
+    address: str,
+    cluster: str,
+    style: str,
+    timeout_s: float,
+    access_key: str,
+    yes: bool,
 ) -> None:
     """The durable message queue inside a Ray cluster."""
-    ctx.obj = Options(address, cluster, style, timeout_s, yes)
+    ctx.obj = Options(address, cluster, style, timeout_s, yes, access_key)
 
 
 @click.command(short_help="Many commands in one process.")
@@ -220,6 +232,8 @@ def _run(root: click.Context, options: Options, words: list[str]) -> int:
         options.style,
         "--timeout",
         str(options.timeout_s),
+        "--access-key",
+        options.access_key,
     ]
     try:
         root.command.main(

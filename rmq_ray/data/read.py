@@ -17,11 +17,13 @@ import ray
 from ray.data import Datasource, ReadTask
 from ray.data.block import BlockMetadata
 
+from rmq_ray.actors.access_keys import SecretKey
 from rmq_ray.actors.discovery import discovery_for
 from rmq_ray.actors.gateway import require_ray
 from rmq_ray.client.scan.bulk_arguments import checked_columns, topic_or_pattern
 from rmq_ray.client.scan.scan_plan import ScanOptions, ScanPlan, open_reader, plan_scan
 from rmq_ray.codec.arrow_reader import Rows
+from rmq_ray.config import Tls
 from rmq_ray.errors import ClientError
 from rmq_ray.model.arrow import SCHEMA
 from rmq_ray.ports import Split
@@ -47,6 +49,9 @@ def read_topic(  # noqa: PLR0913 - the settings of the outermost call
     cluster: str | None = None,
     name_servers: Sequence[str] | str | None = None,
     secret: bytes = b"",
+    tls: Tls | None = None,
+    access_key: str = "",
+    secret_key: SecretKey = "",
     splits: int | None = None,
     **options: Any,
 ) -> ray.data.Dataset:
@@ -76,7 +81,7 @@ def read_topic(  # noqa: PLR0913 - the settings of the outermost call
     if splits is None:
         resources = ray.cluster_resources()  # type: ignore[no-untyped-call]
         splits = SPLITS_PER_CPU * max(1, int(resources.get("CPU", 1)))
-    discovery = discovery_for(cluster, name_servers, secret)
+    discovery = discovery_for(cluster, name_servers, secret, tls, access_key, secret_key)
     options_of_plan = ScanOptions(fail_on_data_loss=fail_on_data_loss, pattern=pattern is not None)
     plan = plan_scan(discovery, name, start, end, splits, discovery.broker_names(), options_of_plan)
     dataset: ray.data.Dataset = ray.data.read_datasource(

@@ -18,10 +18,12 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
+from rmq_ray.actors.access_keys import SecretKey, keywords
 from rmq_ray.actors.clients import PullConsumer
-from rmq_ray.actors.discovery import meant_cluster
+from rmq_ray.actors.discovery import account_of, meant_cluster
 from rmq_ray.client.scan.bulk_arguments import checked_columns
 from rmq_ray.clock import SYSTEM_CLOCK
+from rmq_ray.config import Tls
 from rmq_ray.errors import ClientError, CommitFailed
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.protocol.scan.scan_positions import normal, offsets_json
@@ -51,6 +53,9 @@ def iter_batches(  # noqa: PLR0913 - the settings of the outermost call
     cluster: str | None = None,
     name_servers: Sequence[str] | str | None = None,
     secret: bytes = b"",
+    tls: Tls | None = None,
+    access_key: str = "",
+    secret_key: SecretKey = "",
     **settings: Any,
 ) -> TopicBatches:
     """``pyarrow.Table`` after table, each of at most ``batch_size`` messages, as they come in.
@@ -84,10 +89,11 @@ def iter_batches(  # noqa: PLR0913 - the settings of the outermost call
     options: dict[str, Any] = {"auto_commit": False, "start_from": start_from, **settings}
     # the consumer is opened later, perhaps in another process, which would mean another cluster
     meant = meant_cluster(cluster, name_servers)
+    options |= keywords(account_of(meant, name_servers, secret, access_key, secret_key))
 
     def open_consumer() -> PullConsumer:
         return PullConsumer(
-            group, cluster=meant, name_servers=name_servers, secret=secret, **options
+            group, cluster=meant, name_servers=name_servers, secret=secret, tls=tls, **options
         )
 
     return TopicBatches(

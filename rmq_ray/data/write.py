@@ -21,10 +21,12 @@ import ray
 from ray.data import Datasink
 from ray.data.block import BlockAccessor
 
+from rmq_ray.actors.access_keys import SecretKey
 from rmq_ray.actors.discovery import discovery_for
 from rmq_ray.client.scan.bulk_arguments import frame_timeout_ms
 from rmq_ray.client.scan.partition_sink import Target, send_partition, write_queues
 from rmq_ray.client.sending.arrow_columns import Columns
+from rmq_ray.config import Tls
 from rmq_ray.errors import ClientError
 from rmq_ray.protocol.validators import check_bulk_topic
 
@@ -44,6 +46,9 @@ def write_topic(  # noqa: PLR0913 - the settings of the outermost call
     cluster: str | None = None,
     name_servers: Sequence[str] | str | None = None,
     secret: bytes = b"",
+    tls: Tls | None = None,
+    access_key: str = "",
+    secret_key: SecretKey = "",
     concurrency: int | None = None,
     ray_remote_args: dict[str, Any] | None = None,
 ) -> int:
@@ -73,7 +78,7 @@ def write_topic(  # noqa: PLR0913 - the settings of the outermost call
     check_bulk_topic(topic)
     check_name(once)
     timeout_ms = frame_timeout_ms(timeout, ClientError)
-    discovery = discovery_for(cluster, name_servers, secret)
+    discovery = discovery_for(cluster, name_servers, secret, tls, access_key, secret_key)
     columns = Columns(
         body, key, tag, properties if isinstance(properties, str) else tuple(properties)
     )

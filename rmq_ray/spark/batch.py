@@ -18,8 +18,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rmq_ray.actors.access_keys import SecretKey
 from rmq_ray.actors.discovery import discovery_for
 from rmq_ray.client.scan.topic_state import TopicState
+from rmq_ray.config import Tls
 from rmq_ray.errors import GroupInUse
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.protocol.scan.stream_offsets import StreamPosition
@@ -60,6 +62,9 @@ def batch(  # noqa: PLR0913 - the settings of the outermost call
     cluster: str | None = None,
     name_servers: Sequence[str] | str | None = None,
     secret: bytes = b"",
+    tls: Tls | None = None,
+    access_key: str = "",
+    secret_key: SecretKey = "",
     splits: int | None = None,
 ) -> Iterator[GroupBatch]:
     """What is new for ``group`` as ``.df``; its position moves to the end of it when the block ends
@@ -73,7 +78,7 @@ def batch(  # noqa: PLR0913 - the settings of the outermost call
     check_group(group)
     require_session(session)
     rows = wanted_rows(columns, tags, key, kafka_compat)
-    discovery = discovery_for(cluster, name_servers, secret)
+    discovery = discovery_for(cluster, name_servers, secret, tls, access_key, secret_key)
     reading = Reading(
         topics_of(topic), rows, group, "earliest", kafka_compat, fail_on_data_loss, None, splits
     )

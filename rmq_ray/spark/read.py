@@ -15,10 +15,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rmq_ray.actors.access_keys import SecretKey
 from rmq_ray.actors.discovery import discovery_for
 from rmq_ray.client.scan.bulk_arguments import checked_columns, topic_or_pattern
 from rmq_ray.client.scan.scan_plan import ScanOptions, ScanPlan, plan_scan
 from rmq_ray.codec.arrow_reader import KAFKA_NEEDS, Rows
+from rmq_ray.config import Tls
 from rmq_ray.errors import SparkError
 from rmq_ray.protocol.filters.filter_tag import tags_of_rows
 from rmq_ray.protocol.scan.scan_positions import Where
@@ -75,6 +77,9 @@ def read_topic(  # noqa: PLR0913 - the settings of the outermost call
     cluster: str | None = None,
     name_servers: Sequence[str] | str | None = None,
     secret: bytes = b"",
+    tls: Tls | None = None,
+    access_key: str = "",
+    secret_key: SecretKey = "",
     splits: int | None = None,
     rows_min: int = 1,
     rows_max: int = ROWS_PER_SPLIT_MAX,
@@ -95,7 +100,7 @@ def read_topic(  # noqa: PLR0913 - the settings of the outermost call
     two for each core of the session; ``rows_min``, ``rows_max``: of one (small queues share one).
     ``fail_on_data_loss`` False: where retention has overtaken the start, what is left is read.
     ``cluster`` names one of this Ray cluster; ``name_servers`` and ``secret`` reach one without
-    Ray.
+    Ray, over TLS with ``tls``; ``access_key`` and ``secret_key``: as an account, see ``Producer``.
 
     The segments are kept from retention for an hour, which is how long the DataFrame may be used.
     Raises ``TopicNotFound``, ``GroupNotFound``, ``OffsetOutOfRange`` (an offset outside of the
@@ -107,7 +112,7 @@ def read_topic(  # noqa: PLR0913 - the settings of the outermost call
     wanted = wanted_rows(columns, tags, key, kafka_compat)
     require_session(session)
     count = session.sparkContext.defaultParallelism * SPLITS_PER_CORE if splits is None else splits
-    discovery = discovery_for(cluster, name_servers, secret)
+    discovery = discovery_for(cluster, name_servers, secret, tls, access_key, secret_key)
     options = ScanOptions(rows_min, rows_max, fail_on_data_loss, pattern is not None)
     plan = plan_scan(discovery, name, start, end, count, discovery.broker_names(), options)
     return frame_of(session, plan, wanted, kafka_compat, bundled(plan.sizes, count, rows_max))

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
+from rmq_ray.actors.access_keys import SecretKey, keywords
 from rmq_ray.actors.discovery import (
     RayDiscovery,
     StaticDiscovery,
@@ -27,6 +28,7 @@ from rmq_ray.actors.discovery import (
 )
 from rmq_ray.client.scan.partition_sink import write_queues
 from rmq_ray.client.sending.arrow_columns import Columns
+from rmq_ray.config import Tls
 from rmq_ray.errors import SparkError
 from rmq_ray.protocol.scan.scan_positions import Where
 from rmq_ray.protocol.validators import check_bulk_topic, check_group
@@ -122,6 +124,9 @@ def read_stream(  # noqa: PLR0913 - the settings of the outermost call
     cluster: str | None = None,
     name_servers: Sequence[str] | str | None = None,
     secret: bytes = b"",
+    tls: Tls | None = None,
+    access_key: str = "",
+    secret_key: SecretKey = "",
     splits: int | None = None,
 ) -> TopicStream:
     """One or several topics as a stream: ``.dataframe()`` for Structured Streaming,
@@ -152,7 +157,9 @@ def read_stream(  # noqa: PLR0913 - the settings of the outermost call
         splits,
     )
     reading.check()
-    return TopicStream(session, discovery_for(cluster, name_servers, secret), reading)
+    return TopicStream(
+        session, discovery_for(cluster, name_servers, secret, tls, access_key, secret_key), reading
+    )
 
 
 def write_stream_topic(  # noqa: PLR0913 - the settings of the outermost call
@@ -173,6 +180,9 @@ def write_stream_topic(  # noqa: PLR0913 - the settings of the outermost call
     cluster: str | None = None,
     name_servers: Sequence[str] | str | None = None,
     secret: bytes = b"",
+    tls: Tls | None = None,
+    access_key: str = "",
+    secret_key: SecretKey = "",
 ) -> StreamingQuery:
     """Send the rows of a streaming DataFrame to a topic, batch by batch, and return Spark's query.
 
@@ -192,7 +202,7 @@ def write_stream_topic(  # noqa: PLR0913 - the settings of the outermost call
     Trigger(trigger_seconds, available_now)
     # batches are written later, when this process may use other clusters as well
     meant = meant_cluster(cluster, name_servers)
-    discovery = discovery_for(meant, name_servers, secret)
+    discovery = discovery_for(meant, name_servers, secret, tls, access_key, secret_key)
     write_queues(discovery, topic, discovery.broker_names())  # it exists
     query_id: list[str] = []
     started = threading.Event()
@@ -212,6 +222,8 @@ def write_stream_topic(  # noqa: PLR0913 - the settings of the outermost call
             cluster=meant,
             name_servers=name_servers,
             secret=secret,
+            tls=tls,
+            **keywords(discovery.account),
         )
 
     writer = (

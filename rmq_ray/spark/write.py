@@ -21,10 +21,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rmq_ray.actors.access_keys import SecretKey
 from rmq_ray.actors.discovery import discovery_for
 from rmq_ray.client.scan.bulk_arguments import frame_timeout_ms
 from rmq_ray.client.scan.partition_sink import Target, write_queues
 from rmq_ray.client.sending.arrow_columns import Columns
+from rmq_ray.config import Tls
 from rmq_ray.errors import SparkError
 from rmq_ray.protocol.validators import check_bulk_topic
 
@@ -76,6 +78,9 @@ def write_topic(  # noqa: PLR0913 - the settings of the outermost call
     cluster: str | None = None,
     name_servers: Sequence[str] | str | None = None,
     secret: bytes = b"",
+    tls: Tls | None = None,
+    access_key: str = "",
+    secret_key: SecretKey = "",
 ) -> int:
     """Send every row of a DataFrame as a message and wait; returns how many were stored.
 
@@ -113,7 +118,7 @@ def write_topic(  # noqa: PLR0913 - the settings of the outermost call
         body, key, tag, properties if isinstance(properties, str) else tuple(properties)
     )
     check_schema(df, columns)
-    discovery = discovery_for(cluster, name_servers, secret)
+    discovery = discovery_for(cluster, name_servers, secret, tls, access_key, secret_key)
     target = Target(topic, columns, discovery.lookup(), frame_timeout_ms(timeout, SparkError))
     rows = df.select(*(f"`{name}`" for name in columns.names()))
     if once is not None:

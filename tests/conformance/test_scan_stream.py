@@ -109,7 +109,7 @@ def a_split(*addresses: Address | str, end: int = 100) -> Split:
 
 def read(split: Split, outage_ms: float = 5_000, secret: bytes = SECRET) -> int:
     """How many records came."""
-    reader = StreamSplitReader("c", secret, SYSTEM_CLOCK, outage_ms)
+    reader = StreamSplitReader(Credentials("c", "broker", secret), SYSTEM_CLOCK, outage_ms)
     assert isinstance(reader, SplitReader)
     try:
         return sum(

@@ -32,7 +32,7 @@ def pair(tmp_path: Path) -> Iterator[ReplicatedCluster]:
 
 def streamed(plan: ScanPlan) -> int:
     """How many rows the scan stream gives, not beside the log."""
-    reader = StreamSplitReader(plan.cluster, plan.secret, SYSTEM_CLOCK, 10_000)
+    reader = StreamSplitReader(plan.credentials, SYSTEM_CLOCK, 10_000)
     try:
         return sum(len(sizes) for split in plan.splits for _, sizes in reader.read(split, 1 << 20))
     finally:

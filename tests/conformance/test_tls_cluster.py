@@ -51,7 +51,7 @@ def test_everything_that_connects_speaks_tls(tmp_path: Path, asked: ClientAuth) 
         asyncio.run(send())
         with plan_scan(cluster, "orders", "earliest", "latest", 1) as planned:
             plan = pickle.loads(pickle.dumps(planned))
-            reader = StreamSplitReader(plan.cluster, plan.secret, SYSTEM_CLOCK, tls=plan.tls)
+            reader = StreamSplitReader(plan.credentials, SYSTEM_CLOCK, tls=plan.tls)
             found = sum(
                 len(sizes) for split in plan.splits for _, sizes in reader.read(split, 1 << 16)
             )

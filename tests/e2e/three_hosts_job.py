@@ -123,9 +123,7 @@ def plan() -> dict[str, Any]:
 
 def rows_read(data: bytes, beside: bool) -> int:
     made = pickle.loads(data)
-    reader: Any = (
-        open_reader(made) if beside else StreamSplitReader(made.cluster, made.secret, SYSTEM_CLOCK)
-    )
+    reader: Any = open_reader(made) if beside else StreamSplitReader(made.credentials, SYSTEM_CLOCK)
     try:
         return sum(len(sizes) for split in made.splits for _, sizes in reader.read(split, 1 << 20))
     finally:

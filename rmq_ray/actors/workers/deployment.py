@@ -20,7 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rmq_ray.actors import gateway, names
-from rmq_ray.actors.discovery import meant_cluster
+from rmq_ray.actors.access_keys import SecretKey, keywords
+from rmq_ray.actors.discovery import account_of, meant_cluster
 from rmq_ray.actors.workers.fleet import FleetShell, FleetSpec, Workers
 from rmq_ray.client.consumer.consumer_options import push_settings
 from rmq_ray.client.consumer.subscriptions import check_subscriptions
@@ -111,6 +112,8 @@ class ConsumerApp:
         runtime_env: Mapping[str, Any] | None = None,
         timeout_s: float = START_TIMEOUT_S,
         wait_for_nodes: bool = False,
+        access_key: str = "",
+        secret_key: SecretKey = "",
     ) -> Workers:
         """Start ``num_actors`` consumer actors and wait until they have joined the group.
 
@@ -118,6 +121,7 @@ class ConsumerApp:
         them. ``autoscale``: more and fewer actors by the group's lag (``rmq.Autoscale``). ``args``:
         for a handler that is a class. ``name``: the group outlives this program, and
         ``rmq.workers(name)`` finds it again. ``wait_for_nodes``: Ray adds nodes on demand.
+        ``access_key``, ``secret_key``: the account that the actors are, as of ``Producer``.
 
         Raises ``ConfigError``; ``TooFewResources`` at once, before any actor is created, where the
         nodes that there are could never run all (not with ``wait_for_nodes``); ``ClusterError``
@@ -135,7 +139,12 @@ class ConsumerApp:
             "resources": dict(resources or {}),
             "runtime_env": dict(runtime_env) if runtime_env else None,
         }
-        settings = {**self.settings, "listener_args": (self.handler, tuple(args), self.single)}
+        account = account_of(cluster, access_key=access_key, secret_key=secret_key)
+        settings = {
+            **self.settings,
+            **keywords(account),
+            "listener_args": (self.handler, tuple(args), self.single),
+        }
         self._look_for_room(num_actors, options, timeout_s, wait_for_nodes)
         spec = FleetSpec(
             cluster,

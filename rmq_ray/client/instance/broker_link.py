@@ -75,7 +75,7 @@ class BrokerLink:
         """What proves this client to a server of this role; None for a cluster without a secret."""
         cluster = self._cluster
         return (
-            Credentials(cluster.cluster, role, cluster.secret)
+            Credentials(cluster.cluster, role, cluster.secret, cluster.access_key)
             if cluster is not None and cluster.secret
             else None
         )
@@ -99,9 +99,9 @@ class BrokerLink:
         with self._lock:
             if found == self._cluster or self._closed:
                 return
-            proof_changed = self._cluster is None or (found.secret, found.tls) != (
-                self._cluster.secret,
-                self._cluster.tls,
+            proof_changed = self._cluster is None or (
+                (found.secret, found.access_key, found.tls)
+                != (self._cluster.secret, self._cluster.access_key, self._cluster.tls)
             )
             old = (self._brokers, self._name_servers)
             self._cluster = found

@@ -157,6 +157,8 @@ class ClientInstance:
         self, discovery: Discovery, client_id: str, limits: RemotingLimits, clock: Clock
     ) -> None:
         self.client_id = client_id
+        self.access_key: str = getattr(discovery, "access_key", "")
+        """The account that it is; "" = none."""
         self.clock = clock
         self.link = BrokerLink(discovery, limits, clock, self._on_request, self._silent, self._lost)
         self.routes = RouteCache(
@@ -187,7 +189,7 @@ class ClientInstance:
         """The instance of this client id in this process; None = a new one, ``ip@pid#nanotime``.
 
         Raises ``ClusterError`` when the discovery finds no cluster (only for a new id: the address
-        is part of it).
+        is part of it), ``ClientError`` when the one of this id is of another account.
         """
         if client_id is None:
             client_id = _registry.new_id(discovery, clock)
@@ -196,6 +198,12 @@ class ClientInstance:
             if found is None:
                 found = _registry.instances[client_id] = cls(
                     discovery, client_id, limits or RemotingLimits(), clock
+                )
+            elif found.access_key != getattr(discovery, "access_key", ""):
+                raise ClientError(
+                    f"client {client_id} is account {found.access_key or 'none'!r} in this "
+                    f"process: give another client_id to who shall be another account",
+                    client_id,
                 )
             return found
 

@@ -71,19 +71,18 @@ _PAGES = _GONE | {ResponseCode.SUCCESS, ResponseCode.PULL_RETRY_IMMEDIATELY}
 
 
 class StreamSplitReader:
-    """A ``ports.SplitReader`` over one connection at a time. ``secret`` empty: no handshake, for
-    open ports.
+    """A ``ports.SplitReader`` over one connection at a time. ``credentials`` None: no handshake,
+    for open ports.
     """
 
     def __init__(
         self,
-        cluster: str,
-        secret: bytes,
+        credentials: Credentials | None,
         clock: Clock,
         outage_max_ms: float = OUTAGE_MAX_MS,
         tls: Tls | None = None,
     ) -> None:
-        self._credentials = Credentials(cluster, "broker", secret) if secret else None
+        self._credentials = credentials
         self._clock = clock
         self._outage_max_ms = outage_max_ms
         self._tls = tls

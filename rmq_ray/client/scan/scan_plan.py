@@ -67,7 +67,8 @@ Bounds = Mapping[MessageQueue, tuple[int, int]]
 @dataclass(frozen=True, slots=True)
 class ScanPlan:
     """``splits``: in the order of queues and offsets. ``secret``: what the scan stream's handshake
-    needs. ``pins``: (broker's address, pin's id).
+    needs, ``access_key`` whose it is (``ports.ClusterAddress``). ``pins``: (broker's address,
+    pin's id).
 
     Whoever knows when the last row was read says ``release``, or reads in a ``with`` block; the
     others leave the pins to their deadline.
@@ -79,6 +80,16 @@ class ScanPlan:
     secret: bytes = field(default=b"", repr=False)
     pins: tuple[tuple[str, int], ...] = ()
     tls: Tls | None = None
+    access_key: str = ""
+
+    @property
+    def credentials(self) -> Credentials | None:
+        """What proves a reader to brokers; None for a cluster without a secret."""
+        return (
+            Credentials(self.cluster, "broker", self.secret, self.access_key)
+            if self.secret
+            else None
+        )
 
     def __enter__(self) -> ScanPlan:
         return self
@@ -93,12 +104,11 @@ class ScanPlan:
         Never raises, and asks each broker once: a pin that cannot be given back ends within the
         hour. Again is fine.
         """
-        credentials = Credentials(self.cluster, "broker", self.secret) if self.secret else None
         for address in dict.fromkeys(address for address, _ in self.pins):
             try:
                 connection = Connection(
                     Address.parse(address),
-                    credentials,
+                    self.credentials,
                     RemotingLimits(),
                     SYSTEM_CLOCK,
                     tls=self.tls,
@@ -166,7 +176,7 @@ def open_reader(plan: ScanPlan) -> ScanReader:
     """A reader for this process; close it."""
     return ScanReader(
         LocalSplitReader(),
-        StreamSplitReader(plan.cluster, plan.secret, SYSTEM_CLOCK, tls=plan.tls),
+        StreamSplitReader(plan.credentials, SYSTEM_CLOCK, tls=plan.tls),
     )
 
 
@@ -241,7 +251,9 @@ def plan_scan(  # noqa: PLR0913 - a read and where it is from
         _split(queue, first, last, stores[queue.broker_name], everywhere[queue.broker_name])
         for queue, first, last in cut(ranges, rows)
     )
-    return ScanPlan(" ".join(names), splits, where.cluster, where.secret, pins, where.tls)
+    return ScanPlan(
+        " ".join(names), splits, where.cluster, where.secret, pins, where.tls, where.access_key
+    )
 
 
 def _topics(instance: ClientInstance, topic: str | Sequence[str], pattern: bool) -> list[str]:

@@ -527,3 +527,25 @@ def test_metrics_prints_the_address_alone_for_scripts(monkeypatch: pytest.Monkey
         "address": "http://10.0.0.4:5557/metrics"
     }
     assert asked == [{"host": "", "port": 5557}, {"host": "", "port": 0}]
+
+
+def test_a_command_is_the_account_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, str]] = []
+
+    def connect(_name: str, **keys: str) -> Any:
+        asked.append(keys)
+        raise ClusterError("not here")
+
+    monkeypatch.setattr(context.Options, "connect_ray", lambda self: None)
+    monkeypatch.setattr(context.rmq_ray, "connect", connect)
+    monkeypatch.delenv("RMQ_SECRET_KEY", raising=False)
+    monkeypatch.delenv("RMQ_CREDENTIALS", raising=False)
+    told = run("topic", "list", "--access-key", "web-shop")
+    assert told.exit_code == 2 and "RMQ_SECRET_KEY" in told.output and not asked
+    monkeypatch.setenv("RMQ_SECRET_KEY", "the secret of the shop")
+    assert run("topic", "list", "--access-key", "web-shop").exit_code == 1
+    assert run("topic", "list").exit_code == 1
+    assert asked == [
+        {"access_key": "web-shop", "secret_key": "the secret of the shop"},
+        {"access_key": "", "secret_key": ""},
+    ]
