@@ -49,6 +49,15 @@ class ExplainsAbsence(Protocol):
         ...
 
 
+@runtime_checkable
+class KeepsAccounts(Protocol):
+    """A discovery that reaches the cluster's store of accounts."""
+
+    def ask_accounts(self, method: str, *arguments: Any) -> Any:
+        """A call of the store. ``ConfigError`` for what cannot be."""
+        ...
+
+
 class Peer(Protocol):
     """The other end of a server's connection, as handlers see it. ``send`` writes one whole frame
     or does nothing when closed.

@@ -13,6 +13,7 @@ account (``access_keys``) is it wherever its calls mean that cluster.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from rmq_ray.actors import gateway, names
 from rmq_ray.actors.access_keys import (
@@ -25,6 +26,7 @@ from rmq_ray.config import CLUSTER_VARIABLE, DEFAULT_CLUSTER, Tls, environment
 from rmq_ray.errors import ConfigError, CredentialsInvalid
 from rmq_ray.model.ids import Address
 from rmq_ray.ports import ClusterAddress
+from rmq_ray.protocol.access.changes import Asker
 
 _used: dict[str, tuple[str, AccountProof | None]] = {}
 """Clusters that this process started or connected to, and did not stop -> by which connection to
@@ -119,6 +121,11 @@ class RayDiscovery:
     def stopped_brokers(self) -> dict[str, bool]:
         """Broker -> whether every copy of it was stopped on purpose."""
         return gateway.stopped_brokers(self.cluster)
+
+    def ask_accounts(self, method: str, *arguments: Any) -> Any:
+        """A method of the controller about accounts, asked by this process's user."""
+        asker = Asker(gateway.user_and_host(), gateway.process_id())
+        return gateway.call(gateway.controller(self.cluster), method, *arguments, asker)
 
 
 class StaticDiscovery:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import pwd
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -543,6 +544,21 @@ def run_on(
 def node_address() -> str:
     """This node's address as Ray names it."""
     return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+
+
+def user_and_host() -> str:
+    """Who runs this process, and where: ``root@10.0.0.7``."""
+    number = os.getuid()
+    try:
+        user = pwd.getpwuid(number).pw_name
+    except KeyError:
+        user = str(number)
+    return f"{user}@{node_address()}"
+
+
+def process_id() -> int:
+    """Of this process."""
+    return os.getpid()
 
 
 def controller(cluster: str) -> Any:

@@ -34,6 +34,7 @@ DESCRIBING = (
     "store_path",
     "flush",
     "foreign",
+    "accounts",
     "host",
     "name_server_port",
     "broker_port",
@@ -162,10 +163,16 @@ def plan(options: Options, config: str, ray_port: int | None) -> None:
 )
 @click.option(
     "--foreign",
-    type=click.Choice(["closed", "open"]),
+    type=click.Choice(["closed", "open", "acl"]),
     default="closed",
     show_default=True,
-    help="Whether Apache RocketMQ's own clients may connect.",
+    help="Whether Apache RocketMQ's own clients may connect; acl: who has an account.",
+)
+@click.option(
+    "--accounts",
+    type=click.Path(dir_okay=False),
+    default=None,
+    help="With --foreign acl: a plain_acl.yml that accounts come from; default `rmq-ray acl`.",
 )
 @click.option(
     "--host", default=None, help="Address to listen on; default loopback on a cluster of one node."

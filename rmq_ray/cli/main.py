@@ -18,6 +18,7 @@ from typing import Any
 import click
 
 from rmq_ray.cli import (
+    access,
     audit,
     bench,
     brokers,
@@ -261,6 +262,7 @@ for command in (
     deploying.run,
     deploying.workers,
     brokers.broker,
+    access.acl,
     audit.audit,
     metrics.metrics,
     tls.tls,

@@ -54,3 +54,8 @@ def read_yaml(text: str | bytes, source: str) -> Any:
         raise ConfigError(f"{source}, line {line}: {error.problem}") from None
     except (yaml.YAMLError, ValueError, RecursionError, TypeError) as error:
         raise ConfigError(f"{source} is no YAML: {error}") from None
+
+
+def write_yaml(values: Any) -> str:
+    """The text that ``read_yaml`` reads these values from."""
+    return str(yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100))

@@ -28,6 +28,7 @@ from rmq_ray.files import FileSystem
 from rmq_ray.protocol.access.accounts import ResourceKind
 from rmq_ray.protocol.access.changes import (
     AccountChange,
+    Asker,
     PutAccount,
     ReplaceAll,
     checked,
@@ -47,16 +48,6 @@ SECRET_BYTES = 24
 PARTY = "controller"
 AskMember = Callable[[str, str, tuple[Any, ...], float], Awaitable[Any]]
 """(actor, method, arguments, time-out in s) -> its answer; ``RmqError`` where there is none."""
-
-
-@dataclass(slots=True)
-class Asker:
-    """Who asked for a change: user and host of a process in Ray, an account at a broker."""
-
-    host: str
-    port: int = 0
-    account: str = ""
-    member: bool = True
 
 
 @dataclass(slots=True)
@@ -232,13 +223,13 @@ class AccountStore:
     # --- parts ------------------------------------------------------------------------------------
 
     def _with_secret(self, change: AccountChange, rules: AccessRules) -> tuple[AccountChange, str]:
-        """(the change, the secret that was generated). A new account that gives none gets one."""
-        if (
-            not isinstance(change, PutAccount)
-            or change.secret_key is not None
-            or change.access_key in rules.accounts
-            or change.new is False
-        ):
+        """(the change, the secret that was generated): a new account that gives none gets one, and
+        who asks for one (``""``).
+        """
+        if not isinstance(change, PutAccount):
+            return change, ""
+        is_new = change.access_key not in rules.accounts and change.new is not False
+        if change.secret_key or (change.secret_key is None and not is_new):
             return change, ""
         made = urlsafe_b64encode(self._files.random_bytes(SECRET_BYTES)).decode()
         return replace(change, secret_key=made), made

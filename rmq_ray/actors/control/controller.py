@@ -21,7 +21,7 @@ from typing import Any
 
 from rmq_ray.actors import gateway, names
 from rmq_ray.actors.broker import ReplicaShell
-from rmq_ray.actors.control.account_store import AccountStore, Asker
+from rmq_ray.actors.control.account_store import AccountStore
 from rmq_ray.actors.control.elections import Elections
 from rmq_ray.actors.control.maintenance import ReplicaMaintenance
 from rmq_ray.actors.control.plan import ClusterPlan
@@ -34,7 +34,7 @@ from rmq_ray.files import FileSystem
 from rmq_ray.model.reigns import Assignment
 from rmq_ray.ports import ClusterAddress
 from rmq_ray.protocol.access.accounts import ResourceKind
-from rmq_ray.protocol.access.changes import AccountChange
+from rmq_ray.protocol.access.changes import AccountChange, Asker
 from rmq_ray.protocol.access.decision import Action
 from rmq_ray.remoting.tls import told_to_clients
 from rmq_ray.server.security.audit_log import AUDIT_FILE, AuditLog, AuditQuestion

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import cached_property
 from typing import Any
 
 import msgpack
 
+from rmq_ray.client.admin.access_control import AccessControl
 from rmq_ray.client.admin.admin_groups import AdminGroups
 from rmq_ray.client.admin.admin_link import POLL_MS, accepted, body_of
 from rmq_ray.client.scan.scan_plan import open_reader, plan_scan
@@ -63,6 +65,13 @@ class Admin(AdminGroups):
     names, calls raise ``AdminError`` where a broker refuses and ``RemotingError`` where none
     answers. ``close`` ends the connections; the next call opens them again.
     """
+
+    @cached_property
+    def acl(self) -> AccessControl:
+        """Accounts and their rights: of a cluster with ``foreign="acl"``, for processes in its Ray
+        cluster.
+        """
+        return AccessControl(self._discovery)
 
     def topics(self, *, system: bool = False) -> list[str]:
         """Names of all topics; with ``system`` also the queue's own, retry and dead-letter

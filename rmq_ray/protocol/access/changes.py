@@ -19,6 +19,16 @@ from rmq_ray.protocol.access.rules import AccessRules, from_plain_acl, to_plain_
 BOTH = Right.PUB | Right.SUB
 
 
+@dataclass(slots=True)
+class Asker:
+    """Who asked for a change: user and host of a process in Ray, an account at a broker."""
+
+    host: str
+    port: int = 0
+    account: str = ""
+    member: bool = True
+
+
 class AccountChange(Protocol):
     """Anything that can be done to the accounts. Its ``on`` raises ``ConfigError`` for what cannot
     be; nothing has changed then.
@@ -35,7 +45,8 @@ class AccountChange(Protocol):
 @dataclass(frozen=True, slots=True)
 class PutAccount:
     """Make an account, or change what is given of it (None leaves it). ``new``: True = it must not
-    be there yet, False = it must, None = either.
+    be there yet, False = it must, None = either. ``secret_key``: where it is ``""``, and where a
+    new account gives none, the store generates one.
     """
 
     access_key: str

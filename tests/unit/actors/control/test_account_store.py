@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.actors.control.account_store import AccountStore, Asker
+from rmq_ray.actors.control.account_store import AccountStore
 from rmq_ray.clock import ManualClock
 from rmq_ray.errors import AccessRulesInvalid, ClusterError, ConfigError, StoreFailed
 from rmq_ray.files import FileSystem
 from rmq_ray.protocol.access.accounts import Account, ResourceKind, Right
-from rmq_ray.protocol.access.changes import DropAccount, GrantRight, PutAccount, ReplaceAll
+from rmq_ray.protocol.access.changes import Asker, DropAccount, GrantRight, PutAccount, ReplaceAll
 from rmq_ray.protocol.access.decision import Action
 from rmq_ray.protocol.access.rules import AccessRules
 from rmq_ray.server.security.audit_log import AuditLog, AuditQuestion
@@ -107,6 +107,9 @@ def test_a_secret_is_generated_and_told_once() -> None:
         assert len(made["secret_key"]) >= 32
         again = await store.change(PutAccount("web-shop", admin=True), ME)
         assert "secret_key" not in again
+        renewed = await store.change(PutAccount("web-shop", "", new=False), ME)
+        assert renewed["secret_key"] == store.rules.accounts["web-shop"].secret_key
+        assert renewed["secret_key"] != made["secret_key"]
 
     asyncio.run(run())
 
