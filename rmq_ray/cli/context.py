@@ -1,9 +1,10 @@
 """What every command shares: which Ray cluster, which message cluster, how to print; and how errors
 become exit codes.
 
-Invariant of the command line: Ray is imported only once a command joins a cluster: help is quick,
-and Ray learns its token mode in time. Standard output belongs to the command: Ray prints notes
-("node ... has been marked dead") in a thread of its own of every driver, straight to
+Invariant of the command line: Ray is imported only once a command joins it, which those that talk
+to brokers and name servers alone do only where no earlier one did (``remembered``); so they are
+quick, and Ray learns its token mode in time. Standard output belongs to the command: Ray prints
+notes ("node ... has been marked dead") in a thread of its own of every driver, straight to
 ``sys.stdout``; they go to standard error.
 """
 
@@ -15,16 +16,20 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
 import rmq_ray
-from rmq_ray.actors.access_keys import secret_key_of
+from rmq_ray.actors.access_keys import environments_account, given_account, secret_key_of
 from rmq_ray.cli import ray_head
-from rmq_ray.client.admin.admin import Admin
 from rmq_ray.config import DEFAULT_CLUSTER, put_environment
 from rmq_ray.errors import ClientError, ClusterError, ConfigError, RmqError
+
+if TYPE_CHECKING:
+    from rmq_ray.actors.discovery import RayDiscovery
+    from rmq_ray.cli.remembered import RememberedDiscovery
+    from rmq_ray.client.admin.admin import Admin
 
 F = TypeVar("F", bound=Callable[..., Any])
 _WORDS_MAX = 300
@@ -45,6 +50,7 @@ class Options:
     yes: bool = False
     access_key: str = ""
     _admin: Admin | None = field(default=None, repr=False)
+    _discovery: RememberedDiscovery | None = field(default=None, repr=False)
 
     @property
     def timeout_ms(self) -> int:
@@ -57,13 +63,7 @@ class Options:
         """
         if "ray" in sys.modules and sys.modules["ray"].is_initialized():
             return
-        address = ray_head.find(self.address, port)
-        if address is None:
-            where = "on this machine" if port is None else f"on port {port} of this machine"
-            raise ClusterError(
-                f"no Ray cluster runs {where}: start one with `rmq-ray up` or `ray start --head`",
-                self.address,
-            )
+        address = self._ray_address(port)
         if ray_head.needs_token(address):
             put_environment("RAY_AUTH_MODE", "token")  # Ray reads it once, when it is imported
         keep_ray_out()
@@ -79,6 +79,16 @@ class Options:
                 f"Ray at {address} refused this command: {first_line(error)}; {remedy}", address
             ) from error
 
+    def _ray_address(self, port: int | None = None) -> str:
+        address = ray_head.find(self.address, port)
+        if address is None:
+            where = "on this machine" if port is None else f"on port {port} of this machine"
+            raise ClusterError(
+                f"no Ray cluster runs {where}: start one with `rmq-ray up` or `ray start --head`",
+                self.address,
+            )
+        return address
+
     def connect(self) -> rmq_ray.Cluster:
         """Join Ray and attach to the message cluster."""
         secret_key = secret_key_of(self.access_key) if self.access_key else ""
@@ -86,12 +96,33 @@ class Options:
         return rmq_ray.connect(self.cluster, access_key=self.access_key, secret_key=secret_key)
 
     @property
+    def discovery(self) -> RememberedDiscovery:
+        """Where the message cluster is, without joining Ray where that is known."""
+        from rmq_ray.cli.remembered import RememberedDiscovery, note
+
+        if self._discovery is None:
+            secret_key = secret_key_of(self.access_key) if self.access_key else ""
+            account = given_account(self.access_key, secret_key, self.cluster)
+            account = account or environments_account(self.cluster)
+            path = note(ray_head.directory_of_user(), self._ray_address(), self.cluster)
+            self._discovery = RememberedDiscovery(path, self._join, account)
+        return self._discovery
+
+    def _join(self) -> RayDiscovery:
+        self.connect_ray()
+        from rmq_ray.actors.discovery import RayDiscovery
+
+        return RayDiscovery(self.cluster)
+
+    @property
     def admin(self) -> Admin:
         """Administration of the message cluster, answers awaited for --timeout seconds; closed when
         the command ends.
         """
         if self._admin is None:
-            self._admin = Admin(self.connect().discovery, timeout_ms=self.timeout_ms)
+            from rmq_ray.client.admin.admin import Admin
+
+            self._admin = Admin(self.discovery, timeout_ms=self.timeout_ms)
             click.get_current_context().call_on_close(self._admin.close)
         return self._admin
 

@@ -137,7 +137,7 @@ def export(options: Options, group: str, out: IO[str], new: bool) -> None:
 
 
 def _dead(options: Options) -> DeadLetters:
-    found = DeadLetters(options.connect().discovery, timeout_ms=options.timeout_ms)
+    found = DeadLetters(options.discovery, timeout_ms=options.timeout_ms)
     click.get_current_context().call_on_close(found.close)
     return found
 

@@ -21,6 +21,7 @@ from rmq_ray.cli import output
 from rmq_ray.cli.context import Options, pass_options, told
 from rmq_ray.client.admin.dead_letters import Resending
 from rmq_ray.client.messages.received import MessageExt
+from rmq_ray.client.producer.producer import Producer
 from rmq_ray.errors import ClusterError, RmqError, SendUnknown
 from rmq_ray.model.topics import TRACE_TOPIC
 
@@ -83,8 +84,8 @@ def produce(  # noqa: PLR0913 - options of the command
         "properties": dict(_pair(text) for text in properties),
     }
     options.admin.masters()  # what is stopped is told now, not when the send's time is over
-    with rmq_ray.Producer(
-        GROUP, cluster=options.cluster, send_timeout_ms=options.timeout_ms, trace=trace
+    with Producer(
+        GROUP, discovery=options.discovery, send_timeout_ms=options.timeout_ms, trace=trace
     ) as producer:
         if body is None:
             output.record(
@@ -102,7 +103,7 @@ def produce(  # noqa: PLR0913 - options of the command
     output.record(found, options.style)
 
 
-def _send_lines(producer: rmq_ray.Producer, topic: str, parts: dict[str, Any]) -> int:
+def _send_lines(producer: Producer, topic: str, parts: dict[str, Any]) -> int:
     """Batched; returns how many were stored. A line that is not ends the command, and names itself;
     those before it, and what is under way, are awaited.
     """
@@ -128,9 +129,7 @@ def _send_lines(producer: rmq_ray.Producer, topic: str, parts: dict[str, Any]) -
     return stored
 
 
-def _sent(
-    producer: rmq_ray.Producer, topic: str, line: bytes, parts: dict[str, Any]
-) -> Future[Any]:
+def _sent(producer: Producer, topic: str, line: bytes, parts: dict[str, Any]) -> Future[Any]:
     """What is refused at once is a future, too: the lines before it have their turn first."""
     try:
         return producer.send_async(topic, line, **parts)
@@ -205,6 +204,7 @@ def consume(
     Tables show bodies only; --format json prints an object a line with everything (a body that is
     not UTF-8 as base64:...).
     """
+    options.connect()
     options.admin.masters()
     options.admin.route(topic)
     printer = _Printer(options.style, limit)
@@ -434,7 +434,7 @@ def resend(  # noqa: PLR0913 - options of the command
     """
     if bool(message_ids) == (key is not None):
         raise click.UsageError("say which messages: --id (several times, if need be) or --key")
-    resending = Resending(options.connect().discovery, timeout_ms=options.timeout_ms)
+    resending = Resending(options.discovery, timeout_ms=options.timeout_ms)
     click.get_current_context().call_on_close(resending.close)
     rows = resending.resend_messages(
         topic, message_ids=message_ids, key=key, to=to, limit=limit, execute=execute

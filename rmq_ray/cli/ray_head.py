@@ -373,9 +373,9 @@ def _address_file(directory: Path) -> Path:
     return directory / "ray_current_cluster"
 
 
-def _note(port: int) -> Path:
-    """Where it is written down that a head on this port is ours. ``ClusterError`` where somebody
-    else could write there.
+def directory_of_user() -> Path:
+    """What commands of this user write down for later ones. ``ClusterError`` where somebody else
+    could write there.
     """
     directory = Path(tempfile.gettempdir()) / f"rmq_ray-heads-{os.getuid()}"
     directory.mkdir(mode=0o700, exist_ok=True)
@@ -385,7 +385,12 @@ def _note(port: int) -> Path:
             f"of your own",
             str(directory),
         )
-    return directory / f"{port}.json"
+    return directory
+
+
+def _note(port: int) -> Path:
+    """Where it is written down that a head on this port is ours."""
+    return directory_of_user() / f"{port}.json"
 
 
 def _ray() -> str:

@@ -17,9 +17,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from numbers import Integral
 from operator import index
-
-import numpy as np
 
 from rmq_ray.errors import ClientError, MessageIllegal, MessageTooLarge, TopicNotWritable
 from rmq_ray.model.message import (
@@ -149,7 +148,8 @@ def check_wait(flag: object) -> bool:
     """
     if flag is True or flag is False:
         return flag
-    if not isinstance(flag, int | np.bool_ | np.integer):
+    numpys = type(flag).__module__ == "numpy" and type(flag).__name__.startswith("bool")
+    if not isinstance(flag, Integral) and not numpys:  # numpy itself takes long to import
         raise MessageIllegal(f"wait_store_ok is {flag!r:.80}; give True or False", "wait_store_ok")
     return bool(flag)
 

@@ -17,7 +17,6 @@ import msgpack
 from rmq_ray.client.admin.access_control import AccessControl
 from rmq_ray.client.admin.admin_groups import AdminGroups
 from rmq_ray.client.admin.admin_link import POLL_MS, accepted, body_of
-from rmq_ray.client.scan.scan_plan import open_reader, plan_scan
 from rmq_ray.codec.record import decode_record, parse_offset_message_id, record_row
 from rmq_ray.errors import AdminError, ClientError
 from rmq_ray.model.ids import Address, MessageQueue
@@ -397,6 +396,7 @@ class Admin(AdminGroups):
         check_topic(topic)
         import pyarrow as pa
 
+        from rmq_ray.client.scan.scan_plan import open_reader, plan_scan
         from rmq_ray.codec.arrow_reader import to_batch
 
         empty = to_batch(

@@ -26,7 +26,8 @@ def meets(monkeypatch: pytest.MonkeyPatch) -> Any:
             raise error
 
         monkeypatch.setattr(context.Options, "connect", fail)
-        monkeypatch.setattr(context.Options, "admin", property(fail))
+        for name in ("admin", "discovery"):
+            monkeypatch.setattr(context.Options, name, property(fail))
 
     return set_up
 

@@ -1,0 +1,119 @@
+"""Where a cluster is, as an earlier command learned it through Ray: joining Ray takes two seconds,
+reading a file does not.
+
+    <temporary directory>/rmq_ray-heads-<uid>/<hash>.cluster.json   of one Ray and cluster, 0600
+
+A name server must prove the cluster's secret before what was remembered counts: of a cluster that
+was stopped, or started anew, Ray is asked, and what it says is remembered; nothing of an account
+is. Called by: ``context``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rmq_ray.clock import SYSTEM_CLOCK
+from rmq_ray.config import RemotingLimits, Tls
+from rmq_ray.errors import RmqError
+from rmq_ray.model.ids import Address
+from rmq_ray.ports import ClusterAddress
+from rmq_ray.remoting.connection import dial
+from rmq_ray.remoting.handshake import Credentials
+
+if TYPE_CHECKING:
+    from rmq_ray.actors.access_keys import AccountProof
+    from rmq_ray.actors.discovery import RayDiscovery
+
+PROOF_MS = 500
+"""How long a name server may take to prove that it is the cluster's."""
+
+
+def note(directory: Path, ray_address: str, cluster: str) -> Path:
+    """The file of this cluster in this Ray."""
+    name = hashlib.sha256(f"{ray_address}\0{cluster}".encode()).hexdigest()[:16]
+    return directory / f"{name}.cluster.json"
+
+
+class RememberedDiscovery:
+    """A discovery that asks Ray only where it must. ``join``: joins Ray and returns the discovery
+    of a member there; raises as it does. ``account``: whom the command acts as, None = a member.
+    """
+
+    def __init__(
+        self, path: Path, join: Callable[[], RayDiscovery], account: AccountProof | None = None
+    ) -> None:
+        self._path = path
+        self._join = join
+        self._account = account
+        self._found = read(path)
+
+    def lookup(self) -> ClusterAddress:
+        """As remembered where that still holds, else as Ray says; raises as that does."""
+        if self._found is None or not answers(self._found):
+            self._found = self._join().lookup()
+            remember(self._path, self._found)
+        return self._found if self._account is None else self._account.at(self._found)
+
+    def broker_names(self) -> tuple[str, ...]:
+        """All brokers of the cluster, those included that are down."""
+        return self._join().broker_names()
+
+    def stopped_brokers(self) -> Mapping[str, bool]:
+        """Broker -> whether all of it was stopped on purpose."""
+        return self._join().stopped_brokers()
+
+
+def answers(found: ClusterAddress) -> bool:
+    """Whether one of the name servers is there and proves the secret."""
+    limits = replace(RemotingLimits(), connect_timeout_ms=PROOF_MS)
+    credentials = Credentials(found.cluster, "name_server", found.secret)
+    for server in found.name_servers:
+        try:
+            dial(Address.parse(server), credentials, limits, SYSTEM_CLOCK, found.tls).close()
+        except RmqError:
+            continue
+        return True
+    return False
+
+
+def remember(path: Path, found: ClusterAddress) -> None:
+    """For the next command; a directory that takes no file only makes that one slower."""
+    if found.access_key or not found.secret:
+        return
+    tls = None if found.tls is None else asdict(found.tls)
+    text = json.dumps(
+        {
+            "cluster": found.cluster,
+            "name_servers": found.name_servers,
+            "secret": found.secret.hex(),
+            "tls": tls,
+        }
+    )
+    beside = path.with_suffix(f".{os.getpid()}")
+    try:
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(text)
+        beside.replace(path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+
+
+def read(path: Path) -> ClusterAddress | None:
+    """What was remembered; None where there is nothing, or nothing that can be read."""
+    try:
+        told = json.loads(path.read_text())
+        tls = told["tls"]
+        return ClusterAddress(
+            told["cluster"],
+            tuple(told["name_servers"]),
+            bytes.fromhex(told["secret"]),
+            None if tls is None else Tls(**tls),
+        )
+    except (OSError, ValueError, TypeError, KeyError, RmqError):
+        return None

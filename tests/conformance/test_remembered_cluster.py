@@ -1,0 +1,149 @@
+"""What a command remembers of a cluster for the next one, against a real name server."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rmq_ray.actors.access_keys import AccountProof
+from rmq_ray.cli.remembered import RememberedDiscovery, note, read, remember
+from rmq_ray.config import Tls
+from rmq_ray.errors import ClusterError
+from rmq_ray.ports import ClusterAddress
+from tests.support.brokers.live_cluster import LiveCluster
+
+
+class Ray:
+    """Stands for what joins Ray: says where the cluster is, and how often it was asked."""
+
+    def __init__(self, address: ClusterAddress | None) -> None:
+        self.address = address
+        self.joined = 0
+
+    def __call__(self) -> Ray:
+        self.joined += 1
+        return self
+
+    def lookup(self) -> ClusterAddress:
+        if self.address is None:
+            raise ClusterError("no cluster 'live' runs here")
+        return self.address
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
+    with LiveCluster(tmp_path_factory.mktemp("live")) as running:
+        yield running
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return note(tmp_path, "127.0.0.1:6379", "live")
+
+
+def discovery(path: Path, ray: Ray) -> RememberedDiscovery:
+    return RememberedDiscovery(path, ray)  # type: ignore[arg-type]
+
+
+def test_the_second_command_needs_no_ray(cluster: LiveCluster, path: Path) -> None:
+    ray = Ray(cluster.lookup())
+    assert discovery(path, ray).lookup() == cluster.lookup() and ray.joined == 1
+    assert discovery(path, ray).lookup() == cluster.lookup() and ray.joined == 1
+    assert path.stat().st_mode & 0o777 == 0o600, "it holds the cluster's secret"
+    assert os.listdir(path.parent) == [path.name]
+
+
+@pytest.mark.parametrize("what", ["another secret", "no name server there"])
+def test_a_cluster_that_was_started_anew_is_looked_for_in_ray(
+    what: str, cluster: LiveCluster, path: Path
+) -> None:
+    now = cluster.lookup()
+    before = (
+        replace(now, secret=b"o" * 32)
+        if what == "another secret"
+        else replace(now, name_servers=("127.0.0.1:1",))
+    )
+    remember(path, before)
+    ray = Ray(now)
+    assert discovery(path, ray).lookup() == now and ray.joined == 1
+    assert read(path) == now, "and it is remembered"
+
+
+def test_an_account_stays_that_account(cluster: LiveCluster, path: Path) -> None:
+    account = AccountProof.of("alice-key", "alice-secret", cluster.lookup().cluster)
+    ray = Ray(cluster.lookup())
+    for _ in range(2):
+        found = RememberedDiscovery(path, ray, account).lookup()  # type: ignore[arg-type]
+        assert found == account.at(cluster.lookup()) and found.access_key == "alice-key"
+    assert ray.joined == 1 and "alice" not in path.read_text()
+
+
+def test_a_cluster_that_is_gone_is_told_as_ray_tells_it(path: Path) -> None:
+    remember(path, ClusterAddress("live", ("127.0.0.1:1",), b"s" * 32))
+    with pytest.raises(ClusterError, match="no cluster 'live' runs here"):
+        discovery(path, Ray(None)).lookup()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"cluster": "live"}', "\0"])
+def test_a_file_that_says_nothing_is_as_none(text: str, cluster: LiveCluster, path: Path) -> None:
+    path.write_text(text)
+    ray = Ray(cluster.lookup())
+    assert discovery(path, ray).lookup() == cluster.lookup() and ray.joined == 1
+
+
+def test_how_tls_is_spoken_is_remembered_and_an_account_is_not(path: Path) -> None:
+    found = ClusterAddress("live", ("127.0.0.1:1",), b"s" * 32, Tls(ca="ca.pem"))
+    remember(path, found)
+    assert read(path) == found
+    remember(path, replace(found, access_key="alice", secret=b"k" * 32))
+    assert read(path) == found
+
+
+def test_a_directory_that_takes_no_file_costs_time_only(
+    cluster: LiveCluster, tmp_path: Path
+) -> None:
+    ray = Ray(cluster.lookup())
+    assert discovery(tmp_path / "missing" / "x.json", ray).lookup() == cluster.lookup()
+
+
+COMMAND = """
+import sys
+from pathlib import Path
+from rmq_ray.cli import ray_head
+from rmq_ray.cli.main import main
+ray_head.find = lambda address, port=None: "127.0.0.1:6379"
+ray_head.directory_of_user = lambda: Path(sys.argv[1])
+try:
+    main(sys.argv[2:])
+finally:
+    print(sorted({"ray", "pyspark"} & set(sys.modules)), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    "command", [("topic", "list"), ("group", "list"), ("produce", "orders", "body")], ids=" ".join
+)
+def test_commands_that_talk_to_brokers_alone_import_no_ray(
+    command: tuple[str, ...], cluster: LiveCluster, tmp_path: Path
+) -> None:
+    found = cluster.lookup()
+    remember(note(tmp_path, "127.0.0.1:6379", found.cluster), found)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-c", COMMAND, str(tmp_path)),
+            *("--format", "json", "--cluster", found.cluster, *command),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[-1] == "[]"
+    assert json.loads(done.stdout) is not None
