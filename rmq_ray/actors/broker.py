@@ -19,6 +19,7 @@ from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import ClusterError, RmqError
 from rmq_ray.model.metrics import Family
 from rmq_ray.model.reigns import Assignment, ReplicaReport
+from rmq_ray.protocol.access.rules import AccessRules
 from rmq_ray.remoting import loopback
 from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.server.broker.broker import Broker
@@ -111,6 +112,18 @@ class BrokerShell:
     async def audit(self, question: AuditQuestion) -> list[dict[str, Any]]:
         """The newest lines of its audit log; see ``AuditLog.newest``."""
         return await asyncio.to_thread(self._broker.audit.newest, question)
+
+    async def access_version(self) -> int:
+        """Of the accounts that it has on disk; -1 = none."""
+        return self._broker.access.version
+
+    async def access_rules(self) -> AccessRules | None:
+        """The accounts that it has; the controller asks where they are newer than its own."""
+        return self._broker.access.rules
+
+    async def set_access_rules(self, rules: AccessRules) -> None:
+        """See ``Broker.set_access_rules``."""
+        await self._broker.set_access_rules(rules)
 
     async def stop(self) -> None:
         """Flush everything, close the store cleanly and unregister."""

@@ -26,7 +26,7 @@ from rmq_ray.config import CLUSTER_VARIABLE, DEFAULT_CLUSTER, Tls, environment
 from rmq_ray.errors import ConfigError, CredentialsInvalid
 from rmq_ray.model.ids import Address
 from rmq_ray.ports import ClusterAddress
-from rmq_ray.protocol.access.changes import Asker
+from rmq_ray.protocol.access.changes import ChangeAuthor
 
 _used: dict[str, tuple[str, AccountProof | None]] = {}
 """Clusters that this process started or connected to, and did not stop -> by which connection to
@@ -124,7 +124,7 @@ class RayDiscovery:
 
     def ask_accounts(self, method: str, *arguments: Any) -> Any:
         """A method of the controller about accounts, asked by this process's user."""
-        asker = Asker(gateway.user_and_host(), gateway.process_id())
+        asker = ChangeAuthor(gateway.user_and_host(), gateway.process_id())
         return gateway.call(gateway.controller(self.cluster), method, *arguments, asker)
 
 

@@ -14,6 +14,7 @@ from rmq_ray.actors.shell import be_urgent, is_restart, spawn
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import NameServerConfig
 from rmq_ray.model.metrics import Family
+from rmq_ray.protocol.access.rules import AccessRules
 from rmq_ray.remoting import loopback
 from rmq_ray.server.namesrv.name_server_runner import NameServerRunner
 from rmq_ray.server.security.audit_log import AuditQuestion
@@ -55,6 +56,18 @@ class NameServerShell:
     async def audit(self, question: AuditQuestion) -> list[dict[str, Any]]:
         """The newest lines of its audit log; see ``AuditLog.newest``."""
         return await asyncio.to_thread(self._runner.audit.newest, question)
+
+    async def access_version(self) -> int:
+        """Of the accounts that it has on disk; -1 = none."""
+        return self._runner.server.access.version
+
+    async def access_rules(self) -> AccessRules | None:
+        """The accounts that it has; the controller asks where they are newer than its own."""
+        return self._runner.server.access.rules
+
+    async def set_access_rules(self, rules: AccessRules) -> None:
+        """See ``NameServer.set_access_rules``."""
+        await self._runner.server.set_access_rules(rules)
 
     async def stop(self) -> None:
         """Close the port and every connection."""

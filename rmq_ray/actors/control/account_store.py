@@ -28,7 +28,7 @@ from rmq_ray.files import FileSystem
 from rmq_ray.protocol.access.accounts import ResourceKind
 from rmq_ray.protocol.access.changes import (
     AccountChange,
-    Asker,
+    ChangeAuthor,
     PutAccount,
     ReplaceAll,
     checked,
@@ -144,7 +144,7 @@ class AccountStore:
 
     # --- what others ask for ----------------------------------------------------------------------
 
-    async def change(self, change: AccountChange, asker: Asker) -> dict[str, Any]:
+    async def change(self, change: AccountChange, asker: ChangeAuthor) -> dict[str, Any]:
         """Make it hold for the whole cluster, on disk and at every member that answers. Returns
         ``version``, ``before`` and ``after`` of what differs, ``untold`` (member -> why not yet),
         and ``secret_key`` where one was generated.
@@ -180,7 +180,7 @@ class AccountStore:
         """The members of a ``plain_acl.yml``, without secrets."""
         return to_plain_acl(self.rules, secrets=False)
 
-    def export(self, asker: Asker) -> dict[str, Any]:
+    def export(self, asker: ChangeAuthor) -> dict[str, Any]:
         """The same with secrets, which is noted."""
         self._audit.changed(PARTY, asker, None, [("accounts", "all")], new={"did": "export"})
         return to_plain_acl(self.rules, secrets=True)
@@ -281,7 +281,7 @@ class AccountStore:
         file = self._watched
         if file is None:
             return
-        asker = Asker(file.path)
+        asker = ChangeAuthor(file.path)
         if await asyncio.to_thread(file.look) and file.fault:
             log.error("the old accounts stay: %s", file.fault)
             self._audit.changed(
@@ -332,7 +332,7 @@ class AccountStore:
     def _note(
         self,
         change: AccountChange,
-        asker: Asker,
+        asker: ChangeAuthor,
         old: AccessRules,
         new: AccessRules,
         outcome: str = "",

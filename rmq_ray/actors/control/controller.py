@@ -34,7 +34,7 @@ from rmq_ray.files import FileSystem
 from rmq_ray.model.reigns import Assignment
 from rmq_ray.ports import ClusterAddress
 from rmq_ray.protocol.access.accounts import ResourceKind
-from rmq_ray.protocol.access.changes import AccountChange, Asker
+from rmq_ray.protocol.access.changes import AccountChange, ChangeAuthor
 from rmq_ray.protocol.access.decision import Action
 from rmq_ray.remoting.tls import told_to_clients
 from rmq_ray.server.security.audit_log import AUDIT_FILE, AuditLog, AuditQuestion
@@ -117,20 +117,20 @@ class ControllerShell:
 
     # --- accounts ---
 
-    async def accounts(self, _asker: Asker) -> dict[str, Any]:
+    async def accounts(self, _asker: ChangeAuthor) -> dict[str, Any]:
         """All accounts without secrets; see ``AccountStore.view``."""
         return self._store_of_accounts().view()
 
-    async def change_accounts(self, change: AccountChange, asker: Asker) -> dict[str, Any]:
+    async def change_accounts(self, change: AccountChange, asker: ChangeAuthor) -> dict[str, Any]:
         """Change them in the whole cluster; see ``AccountStore.change``."""
         return await self._store_of_accounts().change(change, asker)
 
-    async def export_accounts(self, asker: Asker) -> dict[str, Any]:
+    async def export_accounts(self, asker: ChangeAuthor) -> dict[str, Any]:
         """All accounts with their secrets."""
         return self._store_of_accounts().export(asker)
 
     async def test_account(
-        self, access_key: str, action: Action, kind: ResourceKind, name: str, _asker: Asker
+        self, access_key: str, action: Action, kind: ResourceKind, name: str, _asker: ChangeAuthor
     ) -> tuple[bool, str]:
         """(whether this account may, why not)."""
         return self._store_of_accounts().test(access_key, action, [(kind, name)])

@@ -20,7 +20,7 @@ BOTH = Right.PUB | Right.SUB
 
 
 @dataclass(slots=True)
-class Asker:
+class ChangeAuthor:
     """Who asked for a change: user and host of a process in Ray, an account at a broker."""
 
     host: str

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rmq_ray.clock import Clock
-from rmq_ray.config import BrokerConfig
+from rmq_ray.config import BrokerConfig, ForeignClients
 from rmq_ray.errors import RmqError, StoreNotReady
 from rmq_ray.files import FileSystem
 from rmq_ray.model.ids import Address
@@ -27,6 +27,7 @@ from rmq_ray.model.metrics import Family
 from rmq_ray.model.reigns import Assignment, ReplicaReport, Role
 from rmq_ray.model.topics import DataVersion, TopicConfig
 from rmq_ray.ports import Peer
+from rmq_ray.protocol.access.rules import AccessRules
 from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.remoting.listener import Listener
 from rmq_ray.remoting.tls import of_member
@@ -42,6 +43,7 @@ from rmq_ray.server.core.drain import wind_down
 from rmq_ray.server.pull.hold_link import HoldLink
 from rmq_ray.server.pull.parked_pulls import Hold, LocalHold, OnWake
 from rmq_ray.server.replication.leadership import NO_ID, Leadership
+from rmq_ray.server.security.access_copy import AccessCopy
 from rmq_ray.server.security.audit_log import AUDIT_FILE, AuditLog
 from rmq_ray.server.slave.replica import Replica
 from rmq_ray.store.front.message_store import StoreState
@@ -99,6 +101,8 @@ class Broker:
         party = f"broker {config.broker_name}"
         self.audit = AuditLog(f"{config.store.path}/rmq_ray/{AUDIT_FILE}", clock, config.audit)
         """Refusals and changes, written to the store's directory."""
+        self.access = AccessCopy(config.cluster_name, f"{config.store.path}/rmq_ray", self._files)
+        """The cluster's accounts, where connections need one."""
         self._listener = Listener(
             self,
             credentials,
@@ -109,6 +113,7 @@ class Broker:
             config.busy_poll_us,
             config.tls,
             lambda peer, reason: self.audit.refused(party, peer, None, (), reason),
+            self.access.key_of if config.foreign is ForeignClients.ACL else None,
         )
         self.address: Address | None = None
         """Where clients reach it; None before it listens."""
@@ -144,6 +149,7 @@ class Broker:
         """
         config = self._config
         self._expected_identity = identity or self._expected_identity
+        self.access.load()
         port_file = f"{config.store.path}/rmq_ray/port"
         bound = await listen(
             self._listener,
@@ -263,6 +269,10 @@ class Broker:
             or await self._registration.everywhere(timeout_s)
         )
 
+    async def set_access_rules(self, rules: AccessRules) -> None:
+        """The cluster's accounts, from now on; also while it recovers."""
+        await self.access.take(rules)
+
     async def stop(self) -> None:
         """See the drawing above. Raises the store's error when the log could not be flushed."""
         if self._stopped:
@@ -303,6 +313,8 @@ class Broker:
         )
         found["connections"] = self._listener.connections
         found["audit"] = self.audit.status()
+        if self._config.foreign is ForeignClients.ACL:
+            found["access"] = self.access.status()
         if self._listener.tls is not None:
             found["tls"] = self._listener.tls.status()
         if self._registration is not None:

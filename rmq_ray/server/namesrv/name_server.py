@@ -18,13 +18,14 @@ from dataclasses import replace
 from typing import cast
 
 from rmq_ray.clock import Clock
-from rmq_ray.config import NameServerConfig
+from rmq_ray.config import ForeignClients, NameServerConfig
 from rmq_ray.errors import AdminError, RmqError
 from rmq_ray.files import FileSystem
 from rmq_ray.model.ids import Address
 from rmq_ray.model.metrics import Family, Sample
 from rmq_ray.model.topics import DataVersion
 from rmq_ray.ports import Peer
+from rmq_ray.protocol.access.rules import AccessRules
 from rmq_ray.protocol.routing.route_table import UNIT, UNIT_SUB, Registration, RouteTable
 from rmq_ray.remoting.request_table import Party, bind
 from rmq_ray.remoting.wire import bodies
@@ -45,6 +46,7 @@ from rmq_ray.server.namesrv.kv_config import (
     SettingsHandlers,
     WriteAtOnce,
 )
+from rmq_ray.server.security.access_copy import AccessCopy
 from rmq_ray.server.security.audit_log import AuditLog
 from rmq_ray.server.security.audited import Witness
 
@@ -71,7 +73,10 @@ class NameServer:
         self._audit = audit
         self._clock = clock
         self._routes = RouteTable()
-        self._kv = KvConfig(config.directory, files or FileSystem(), offload or WriteAtOnce())
+        files = files or FileSystem()
+        self._kv = KvConfig(config.directory, files, offload or WriteAtOnce())
+        self.access = AccessCopy(config.cluster_name, config.directory, files)
+        """The cluster's accounts, where connections need one."""
         settings = SettingsHandlers(config, self._kv)
         routes = RouteHandlers(self._routes, self._kv, clock, settings.order_messages)
         self._requests = bind(Party.NAME_SERVER, routes, settings)
@@ -90,7 +95,12 @@ class NameServer:
         """
         if not self._loaded:
             self._kv.load()
+            self.access.load()
             self._loaded = True
+
+    async def set_access_rules(self, rules: AccessRules) -> None:
+        """The cluster's accounts, from now on."""
+        await self.access.take(rules)
 
     def handle(self, command: Command, peer: Peer) -> Command | None:
         """Serve one request; None = nothing is to be answered, or the answer comes later through
@@ -160,8 +170,10 @@ class NameServer:
 
     def status(self) -> dict[str, object]:
         """For ``status`` and tests."""
+        acl = self._config.foreign is ForeignClients.ACL
         return {
             "state": "serving",
+            **({"access": self.access.status()} if acl else {}),
             "brokers": {
                 name: dict(broker.addresses) for name, broker in self._routes.brokers().items()
             },

@@ -10,7 +10,7 @@ import asyncio
 import logging
 
 from rmq_ray.clock import Clock
-from rmq_ray.config import NameServerConfig
+from rmq_ray.config import ForeignClients, NameServerConfig
 from rmq_ray.errors import ConfigError, RmqError, StoreInUse
 from rmq_ray.files import DirectoryLock, FileSystem
 from rmq_ray.model.ids import Address
@@ -54,6 +54,9 @@ class NameServerRunner:
             tls=config.tls,
             on_refused=lambda peer, reason: self.audit.refused(
                 "name server", peer, None, (), reason
+            ),
+            account_key=(
+                self.server.access.key_of if config.foreign is ForeignClients.ACL else None
             ),
         )
         self.address: Address | None = None

@@ -20,7 +20,7 @@ from rmq_ray.cli.main import main
 from rmq_ray.client.admin.admin import Admin
 from rmq_ray.clock import ManualClock
 from rmq_ray.errors import ClientError, ClusterError
-from rmq_ray.protocol.access.changes import Asker
+from rmq_ray.protocol.access.changes import ChangeAuthor
 from rmq_ray.server.security.audit_log import AuditLog
 from tests.support.faults.crash_fs import CrashFileSystem
 
@@ -61,7 +61,7 @@ class Discovery(StaticDiscovery):
         return -1 if method == "access_version" else None
 
     def ask_accounts(self, method: str, *arguments: Any) -> Any:
-        asker, store = Asker("root@host", 7), self.store
+        asker, store = ChangeAuthor("root@host", 7), self.store
         if method == "change_accounts":
             return asyncio.run(store.change(*arguments, asker))
         if method == "test_account":

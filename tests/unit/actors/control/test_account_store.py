@@ -16,7 +16,13 @@ from rmq_ray.clock import ManualClock
 from rmq_ray.errors import AccessRulesInvalid, ClusterError, ConfigError, StoreFailed
 from rmq_ray.files import FileSystem
 from rmq_ray.protocol.access.accounts import Account, ResourceKind, Right
-from rmq_ray.protocol.access.changes import Asker, DropAccount, GrantRight, PutAccount, ReplaceAll
+from rmq_ray.protocol.access.changes import (
+    ChangeAuthor,
+    DropAccount,
+    GrantRight,
+    PutAccount,
+    ReplaceAll,
+)
 from rmq_ray.protocol.access.decision import Action
 from rmq_ray.protocol.access.rules import AccessRules
 from rmq_ray.server.security.audit_log import AuditLog, AuditQuestion
@@ -24,7 +30,7 @@ from rmq_ray.server.security.rules_file import RulesFile
 from tests.support.faults.crash_fs import CrashFileSystem, keep_none
 
 HOME = "/data/accounts"
-ME = Asker("root@host", 4711)
+ME = ChangeAuthor("root@host", 4711)
 SECRET = "a-secret-of-web"
 WEB = PutAccount("web-shop", SECRET, topics={"orders": Right.PUB})
 
