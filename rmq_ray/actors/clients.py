@@ -180,8 +180,9 @@ class SimpleConsumer(simple_consumer.SimpleConsumer):
     manager.
 
     ``settings``: ``expression`` (``"*"``, ``"tag || tag"`` or ``rmq.sql(...)``, the same in the
-    whole group), ``start_from`` ("first" or "last", where a group begins that never consumed the
-    topic), ``max_reconsume_times`` (retries before the dead letters, -1 = the group's, 16).
+    whole group), ``start_from`` ("last" or "first", where a group begins that never consumed the
+    topic; what a young topic holds it gets either way), ``max_reconsume_times`` (retries before the
+    dead letters, -1 = the group's, 16).
     ``cluster``, ``name_servers``, ``secret``, ``access_key``: as of ``Producer``. Raises
     ``ConfigError`` or ``ClientError`` for wrong arguments, ``ClusterError`` where there is no such
     cluster.

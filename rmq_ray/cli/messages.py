@@ -173,9 +173,10 @@ def _pair(text: str) -> tuple[str, str]:
     "--from",
     "start_from",
     type=click.Choice(["first", "last"]),
-    default="first",
+    default="last",
     show_default=True,
-    help="Where a new group begins.",
+    help="Where a new group begins; a topic that is still in the broker's memory is read from its "
+    "first message either way.",
 )
 @click.option(
     "--max", "limit", type=click.IntRange(min=1), default=None, help="Stop after so many messages."

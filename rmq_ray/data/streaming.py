@@ -61,8 +61,9 @@ def iter_batches(  # noqa: PLR0913 - the settings of the outermost call
     """``pyarrow.Table`` after table, each of at most ``batch_size`` messages, as they come in.
 
     ``columns``: see ``rmq_ray.model.arrow``; ``tags``: a tag expression or ``rmq.sql(...)``;
-    ``start_from``: where a group that is new begins. A table that is not full is handed out after
-    ``max_wait_s``. Ends when nothing came for ``idle_s``; None = never.
+    ``start_from``: where a group that is new begins, "first" unless "last" is asked for. A table
+    that is not full is handed out after ``max_wait_s``. Ends when nothing came for ``idle_s``; None
+    = never.
 
     Who reads what: members of ``group`` share the queues, and share them anew when one comes or
     goes (rows that were not committed come again, to the new reader). ``shard`` = (rank, workers)

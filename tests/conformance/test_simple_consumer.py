@@ -31,6 +31,7 @@ from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import Message
 from rmq_ray.protocol.filters.subscriptions import sql
 from rmq_ray.remoting.wire.codes import RequestCode
+from rmq_ray.store.reading import log_reader
 from tests.support.brokers.live_cluster import LiveCluster, LiveProcess
 from tests.support.clients.collecting import Collector
 from tests.support.clients.pop_rig import Worker, stop, together
@@ -280,6 +281,28 @@ def test_administration_sees_workers_and_their_lag_and_can_move_them(cluster: Li
         admin.seek_group("g-admin", "admin", "first", execute=True)
         assert [message.body for message in drain(consumer, 5)] == [b"%d" % n for n in range(5)]
     admin.close()
+
+
+def test_a_new_group_begins_with_what_a_young_topic_holds_and_at_the_end_of_an_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with LiveCluster(tmp_path / "young") as young:
+        send(young, "jobs", [b"before the first worker"])
+        with SimpleConsumer("jobs", "workers", discovery=young) as worker:
+            assert [message.body for message in drain(worker, 1)] == [b"before the first worker"]
+    assert "begins at the end" not in caplog.text
+    monkeypatch.setattr(log_reader, "IN_MEMORY_RATIO", 0.0)
+    with LiveCluster(tmp_path / "old", brokers=2) as old:
+        Admin(old).create_topic("jobs", queues=2)
+        send(old, "jobs", [b"old"] * 8)
+        with SimpleConsumer("jobs", "workers", discovery=old) as worker:
+            assert worker.receive(1, wait=0) == []
+            send(old, "jobs", [b"%d" % number for number in range(8)])
+            assert {message.body for message in drain(worker, 8)} == {b"%d" % n for n in range(8)}
+        with SimpleConsumer("jobs", "readers", start_from="first", discovery=old) as reader:
+            drain(reader, 16)
+    said = "group 'workers' begins at the end of 'jobs': the 8 messages that are there are not read"
+    assert caplog.text.count(said) == caplog.text.count("begins at the end") == 1
 
 
 def test_a_queue_that_is_full_of_work_is_told_with_a_type(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from rmq_ray.client.consumer.assigned_queue import AssignedQueue, QueueLease
+from rmq_ray.client.consumer.beginnings import tell_beginning
 from rmq_ray.client.consumer.consumer_parts import ConsumerParts, is_retry_topic
 from rmq_ray.client.consumer.offset_store import ReadOffset
 from rmq_ray.client.consumer.queue_leases import QueueLeases
@@ -96,7 +97,7 @@ class Rebalancer:
         self._beat_wanted = False
         self._stopping = False
         self._thread: threading.Thread | None = None
-        self._skipped: dict[str, tuple[int, int]] = {}
+        self._skipped: dict[str, int] = {}
         """Queues and messages by topic that a new group leaves unread; not told yet."""
         self._said: dict[str, tuple[float, float]] = {}
         """Topics of which nothing comes: when that is said again, and the pause after it."""
@@ -368,27 +369,15 @@ class Rebalancer:
             begin = None
             with suppress(RmqError):  # for a line in the log only
                 begin = self._ask_bound(queue, RequestCode.GET_MIN_OFFSET)
-            queues, messages = self._skipped.get(queue.topic, (0, 0))
             unread = 0 if begin is None else max(0, end - begin)
-            self._skipped[queue.topic] = (queues + 1, messages + unread)
+            self._skipped[queue.topic] = self._skipped.get(queue.topic, 0) + unread
         return end
 
     def tell_beginnings(self) -> None:
         """Say what a group that is new does not read; called after queues were taken."""
         skipped, self._skipped = self._skipped, {}
-        for topic, (queues, messages) in sorted(skipped.items()):
-            if messages:
-                log.warning(
-                    "group %r begins at the end of %r (%d queues): the %d messages that are there "
-                    "are not read; start_from='first' of a new group reads them, and `rmq-ray "
-                    "group seek %s %s --to first --execute` goes back to them",
-                    self._parts.group,
-                    topic,
-                    queues,
-                    messages,
-                    self._parts.group,
-                    topic,
-                )
+        for topic, messages in sorted(skipped.items()):
+            tell_beginning(self._parts.group, topic, messages)
 
     def _ask_bound(self, queue: MessageQueue, code: RequestCode) -> int | None:
         header = QueueHeader(queue.topic, queue.queue_id)

@@ -43,7 +43,14 @@ from rmq_ray.model.groups import Subscription
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import BINARY, Command
-from rmq_ray.remoting.wire.pops import LeasedRecords, PopRecords, Settle, pack_pop, unpack_popped
+from rmq_ray.remoting.wire.pops import (
+    SKIPPED_FIELD,
+    LeasedRecords,
+    PopRecords,
+    Settle,
+    pack_pop,
+    unpack_popped,
+)
 
 ANSWER_MS = 5_000  # what a broker may take beyond the asked wait
 # answers of one broker, of as many threads; what the others had comes again when its time is over
@@ -118,6 +125,16 @@ class PopClient:
         if answer.code in NOTHING:
             return []
         raise _refusal(broker_name, answer)
+
+    def begin(self, broker_name: str, pop: PopRecords) -> int:
+        """A group that is new begins in every queue of the broker; how many messages it does not
+        read. Raises what ``pop`` does.
+        """
+        command = _command(replace(pop, count_max=0, wait_ms=0))
+        answer = self._client.invoke(self._address(broker_name), command, ANSWER_MS)
+        if answer.code not in NOTHING:
+            raise _refusal(broker_name, answer)
+        return int((answer.fields or {}).get(SKIPPED_FIELD, 0))
 
     def _missed_at(self, broker_name: str) -> int | None:
         try:

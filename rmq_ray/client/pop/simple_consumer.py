@@ -19,10 +19,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
+from rmq_ray.client.consumer.beginnings import tell_beginning
 from rmq_ray.client.consumer.consumer_lifecycle import GroupConsumer
 from rmq_ray.client.instance.client_instance import ClientInstance, ServiceState
 from rmq_ray.client.instance.delayed import DelayedCalls
@@ -106,7 +108,8 @@ class SimpleConsumer(GroupConsumer[PopEngine]):
     """A worker of ``group`` on ``topic``. Use it as a context manager, or ``start`` and ``close``.
 
     ``expression``: ``"*"``, ``"tag || tag"`` or ``rmq_ray.sql(...)``, the same in the whole group.
-    ``start_from``: "first" or "last", where a group begins that never consumed the topic.
+    ``start_from``: "last" or "first", where a group begins that never consumed the topic; what a
+    young topic holds it gets either way (docs/listener.md).
     ``max_reconsume_times``: retries before the dead letters, -1 = the group's setting (16).
     ``ack_timeout``: seconds that settling a message is tried while its broker does not answer.
     ``namespace``: put before topic and group, taken off the topics of messages. Raises
@@ -120,7 +123,7 @@ class SimpleConsumer(GroupConsumer[PopEngine]):
         *,
         discovery: Discovery,
         expression: Expression = "*",
-        start_from: str = "first",
+        start_from: str = "last",
         max_reconsume_times: int = -1,
         ack_timeout: float = 10.0,
         namespace: str = "",
@@ -161,6 +164,7 @@ class SimpleConsumer(GroupConsumer[PopEngine]):
         self._ack_timeout_ms = delay_ms("ack_timeout", ack_timeout, 1)
         self._closing = threading.Event()
         self._rounds = 0
+        self._begun: set[str] = set()
         self._received = 0
 
     # --- life -------------------------------------------------------------------------------------
@@ -255,6 +259,7 @@ class SimpleConsumer(GroupConsumer[PopEngine]):
         while True:  # ends: at the deadline, at the latest
             try:
                 brokers = self._brokers(engine.client)
+                self._begin_at(engine.pops, pop, brokers)
                 found, news = self._ask(engine.pops, pop, brokers, deadline_ms, news)
                 pause_ms, stale, last = FIRST_PAUSE_MS, 0, None
             except SubscriptionStale as error:  # a broker that restarted remembers no member
@@ -278,6 +283,19 @@ class SimpleConsumer(GroupConsumer[PopEngine]):
             if last is not None:
                 self._closing.wait(min(pause_ms, left_ms) / 1000)
                 pause_ms = min(2 * pause_ms, PAUSE_MS_MAX)
+
+    def _begin_at(self, pops: PopClient, pop: PopRecords, brokers: list[str]) -> None:
+        """A group that is new begins everywhere with its first receive; one that begins at the end
+        says what it does not read. A broker that fails now is asked again by the next round.
+        """
+        if pop.from_first:
+            return
+        skipped = 0
+        for broker_name in [name for name in brokers if name not in self._begun]:
+            with suppress(RemotingError):
+                skipped += pops.begin(broker_name, pop)
+                self._begun.add(broker_name)
+        tell_beginning(self._group, self._topic, skipped)
 
     def _ask(
         self, pops: PopClient, pop: PopRecords, brokers: list[str], deadline_ms: float, news: int

@@ -4,7 +4,9 @@ them.
     POP_RECORDS    request  msgpack [group, topic, max count, max bytes, invisible ms, wait ms, 1 =
                             begin with the first message, retries max,
                             expression type, expression, attempt, 1 = the answer to this attempt
-                            got lost]; count 0: only wait until there is something
+                            got lost]; count 0: only wait until there is something; a group that is
+                            new begins, and the answer's field "skipped" tells what it does not
+                            read, where that is something
                    answer   head length i32 | head | sizes, all leases' | records, back to back
                    head     msgpack [[topic, queue id, lease id, deadline ms, min offset, max
                             offset, count, bytes], ...]
@@ -50,6 +52,10 @@ class Settle(IntEnum):
     ACK = 0
     CHANGE = 1
     REJECT = 2
+
+
+SKIPPED_FIELD = "skipped"
+"""Of the answer to a pop of 0 messages: how many a group that is new does not read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Which reads leave the loop: those that lie so far behind the log's end that the page cache may
-not have them.
+not have them; and where a group that is new begins.
 
 Decides by distance alone, as RocketMQ does (its 40 % of RAM), with a fixed and smaller bound.
-Called by pulls and send-back.
+Called by pulls, pops, questions for offsets and send-back.
 """
 
 from __future__ import annotations
@@ -18,6 +18,17 @@ TAIL_RECORDS = (
 def is_cold(store: MessageStore, log_offset: int) -> bool:
     """Whether reading at ``log_offset`` may wait for a disk."""
     return store.end_offset - log_offset > WARM_BYTES
+
+
+def is_young(store: MessageStore, topic: str, queue_id: int) -> bool:
+    """Whether retention has taken nothing of the queue, and its first message lies no further back
+    in the log than what RocketMQ takes to be in memory (40 % of RAM): a new group that begins at
+    the end begins with that message then.
+    """
+    return (
+        store.bounds(topic, queue_id)[0] <= 0
+        and not store.get_messages(topic, queue_id, 0, 1, 1, None).suggest_slave
+    )
 
 
 def is_cold_pull(store: MessageStore, topic: str, queue_id: int, offset: int) -> bool:

@@ -22,6 +22,7 @@ from rmq_ray.remoting.wire.headers import (
     SearchOffsetHeader,
     UpdateOffsetHeader,
 )
+from rmq_ray.server.base.cold_reads import is_young
 from rmq_ray.server.base.responses import AnswerFrom
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.groups.membership import GroupMembership
@@ -59,11 +60,8 @@ class OffsetHandlers:
         header = QueryOffsetHeader.from_fields(command.fields)
         offset = self._offsets.query(header.topic, header.consumer_group, header.queue_id)
         if offset is None:
-            low, _ = self._store().bounds(header.topic, header.queue_id)
-            if (
-                low > 0
-                or header.set_zero_if_not_found is False
-                or _is_cold(self._store(), header.topic, header.queue_id)
+            if header.set_zero_if_not_found is False or not is_young(
+                self._store(), header.topic, header.queue_id
             ):
                 return command.answer(
                     ResponseCode.QUERY_NOT_FOUND,
@@ -201,13 +199,6 @@ class OffsetHandlers:
         if store is None:
             raise self._keeper.refusal()
         return store
-
-
-def _is_cold(store: MessageStore, topic: str, queue_id: int) -> bool:
-    """Whether the queue's first message lies further back in the log than what RocketMQ takes to be
-    in memory (40 % of RAM).
-    """
-    return store.get_messages(topic, queue_id, 0, 1, 1, None).suggest_slave
 
 
 def _topics(command: Command) -> list[str]:

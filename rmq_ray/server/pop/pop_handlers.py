@@ -36,6 +36,7 @@ from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.pops import (
     INVISIBLE_MS_MAX,
     INVISIBLE_MS_MIN,
+    SKIPPED_FIELD,
     LeaseHead,
     PopRecords,
     Settle,
@@ -45,7 +46,7 @@ from rmq_ray.remoting.wire.pops import (
     unpack_settle,
 )
 from rmq_ray.remoting.wire.records import PullRecords
-from rmq_ray.server.base.cold_reads import is_cold_pull
+from rmq_ray.server.base.cold_reads import is_cold_pull, is_young
 from rmq_ray.server.base.counters import Counters
 from rmq_ray.server.base.offload import Offload
 from rmq_ray.server.base.responses import Answer, Refused
@@ -126,6 +127,10 @@ class PopHandlers:
                 ResponseCode.SYSTEM_ERROR,
             )
         self._check(pop, peer)
+        if pop.count_max == 0 and (skipped := self._begin(pop)):
+            return command.answer(
+                ResponseCode.PULL_RETRY_IMMEDIATELY, {SKIPPED_FIELD: str(skipped)}
+            )
         if pop.again and self._hand_out_again(pop, command, peer):
             return None
         found = self._look(pop, command, peer)
@@ -271,20 +276,38 @@ class PopHandlers:
 
     def _queues(self, store: MessageStore, pop: PopRecords) -> Iterator[tuple[Key, PopQueue]]:
         """Every queue that the group may pop from, beginning with another one each time."""
-        topics = self._tables.topics
-        both = dict.fromkeys((retry_topic(pop.group), pop.topic))
-        names = [
-            (name, config.read_queues) for name in both if (config := topics.get(name)) is not None
-        ]
-        keys = [(pop.group, name, queue_id) for name, count in names for queue_id in range(count)]
+        keys = self._keys(pop)
         self._turn += 1
         turn = self._turn % max(1, len(keys))
         for key in keys[turn:] + keys[:turn]:
             yield key, self._ledger.queue(key, lambda key=key: self._first(store, key, pop))  # type: ignore[misc]
 
+    def _keys(self, pop: PopRecords) -> list[Key]:
+        topics = self._tables.topics
+        both = dict.fromkeys((retry_topic(pop.group), pop.topic))
+        names = [
+            (name, config.read_queues) for name in both if (config := topics.get(name)) is not None
+        ]
+        return [(pop.group, name, queue_id) for name, count in names for queue_id in range(count)]
+
+    def _begin(self, pop: PopRecords) -> int:
+        """A group that is new begins in every queue now, not where each is when it is looked at
+        first; how many messages it does not read.
+        """
+        store, begun = self._store(), []
+        for key in self._keys(pop):
+
+            def first(key: Key = key) -> int:
+                begun.append((key, self._first(store, key, pop)))
+                return begun[-1][1]
+
+            self._ledger.queue(key, first)
+        return sum(offset - store.bounds(key[1], key[2])[0] for key, offset in begun)
+
     def _first(self, store: MessageStore, key: Key, pop: PopRecords) -> int:
         low, high = store.bounds(key[1], key[2])
-        return low if pop.from_first or key[1] != pop.topic else high
+        from_low = pop.from_first or key[1] != pop.topic or is_young(store, key[1], key[2])
+        return low if from_low else high
 
     def _take(
         self, store: MessageStore, pop: PopRecords, key: Key, queue: PopQueue, page: PopPage

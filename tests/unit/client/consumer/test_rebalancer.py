@@ -313,7 +313,7 @@ def test_a_new_group_that_begins_at_the_end_says_once_how_much_it_does_not_read(
     else:
         (line,) = said
         assert line.startswith(
-            "group 'g' begins at the end of 'orders' (4 queues): the 240 messages that are there "
+            "group 'g' begins at the end of 'orders': the 240 messages that are there "
             "are not read; start_from='first' of a new group reads them"
         )
 

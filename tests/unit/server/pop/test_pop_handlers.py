@@ -38,6 +38,7 @@ from rmq_ray.remoting.wire.pops import (
     unpack_popped,
     unpack_stale,
 )
+from rmq_ray.store.reading import log_reader
 from tests.support.brokers.broker_bench import Bench
 from tests.support.faults.fake_peer import FakePeer
 
@@ -626,13 +627,33 @@ def test_a_stranger_must_send_a_heartbeat_first(bench: Bench, worker: Worker) ->
     assert Worker(bench, 50_002).ask().code == ResponseCode.SUBSCRIPTION_NOT_EXIST
 
 
-def test_a_group_that_begins_with_the_last_message_gets_what_comes_after_its_first_pop(
+def test_a_group_that_begins_at_the_end_of_a_young_topic_gets_what_it_holds(
     bench: Bench, worker: Worker
 ) -> None:
     bench.send(TOPIC, 0, [b"old"])
+    begun = worker.ask(0, from_first=0)
+    assert begun.code == ResponseCode.PULL_RETRY_IMMEDIATELY and not begun.fields
+    assert texts(worker.pop(from_first=0)) == [b"old"]
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_group_that_begins_at_the_end_of_an_old_topic_gets_what_comes_after_its_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_told: bool
+) -> None:
+    monkeypatch.setattr(log_reader, "IN_MEMORY_RATIO", 0.0)
+    bench = Bench(tmp_path, default_topic_queues=3).open()
+    worker = Worker(bench)
+    assert worker.beat().code == 0
+    for queue_id in (1, 2):
+        bench.send(TOPIC, queue_id, [b"old"] * queue_id)
+    if is_told:
+        assert (worker.ask(0, from_first=0).fields or {})["skipped"] == "3"
     assert worker.pop(from_first=0) == []
-    bench.send(TOPIC, 0, [b"new"])
-    assert texts(worker.pop(from_first=0)) == [b"new"]
+    assert not worker.ask(0, from_first=0).fields, "it is not new any more"
+    for queue_id in range(3):
+        bench.send(TOPIC, queue_id, [b"new%d" % queue_id])
+    assert texts(worker.pop(from_first=0)) == [b"new0", b"new1", b"new2"]
+    bench.close()
 
 
 def test_the_original_of_a_copy_that_is_not_on_the_disk_is_not_done(
