@@ -19,6 +19,257 @@ from typing import Any
 import click
 
 from rmq_ray.cli import output
+from rmq_ray.cli.context import Options, pass_options, told
+from rmq_ray.cli.output import FORMATS
+from rmq_ray.config import CLUSTER_VARIABLE, DEFAULT_CLUSTER
+from rmq_ray.errors import RmqError
+
+COMMANDS = {
+    "plan": "cluster",
+    "up": "cluster",
+    "down": "cluster",
+    "status": "cluster",
+    "health": "cluster",
+    "doctor": "doctor",
+    "topic": "topics",
+    "group": "groups",
+    "client": "groups",
+    "produce": "messages",
+    "consume": "messages",
+    "message": "messages",
+    "dlq": "dead_letters",
+    "run": "deploying",
+    "workers": "deploying",
+    "broker": "brokers",
+    "acl": "access",
+    "audit": "audit",
+    "metrics": "metrics",
+    "tls": "tls",
+    "console": "main",
+    "store": "stores",
+    "bench": "bench",
+}
+"""Each command and the module here that has it, imported when it is used: a command waits for what
+it needs itself, not for what others need.
+"""
+WITH_VALUE = ("--access-key", "--address", "--cluster", "--format", "--timeout")
+WITHOUT_VALUE = ("-y", "--yes")
+PROMPT = "rmq-ray> "
+END = ("exit", "quit")
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it: 128 + SIGINT."""
+
+
+class Anywhere(click.Group):
+    """A group whose own options may also stand behind the verb: ``rmq-ray topic list --format
+    json``. Nothing behind ``--`` is touched. What ends one of its commands is said in the format
+    that was asked for.
+    """
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All of them, as help prints them."""
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return it; None where there is none."""
+        module = COMMANDS.get(cmd_name)
+        if module is None:
+            return None
+        found: click.Command = getattr(import_module(f"rmq_ray.cli.{module}"), cmd_name)
+        return found
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        """Read the options; the format is looked for in them where they are wrong."""
+        front = hoisted(args)
+        as_json = "--format=json" in front or ("--format", "json") in pairwise(front)
+        with _ended(as_json):
+            return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        with _ended(ctx.params["style"] == "json"):
+            return super().invoke(ctx)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Move our options to the front, in their order."""
+        return super().parse_args(ctx, hoisted(args))
+
+
+@contextmanager
+def _ended(as_json: bool) -> Iterator[None]:
+    """Ctrl-C ends with its own exit code, also at a question; with ``as_json`` every error is one
+    object.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, click.Abort) as ended:
+        interrupted = isinstance(ended, KeyboardInterrupt) or isinstance(
+            ended.__context__, KeyboardInterrupt
+        )
+        said = "interrupted" if interrupted else "nothing was done: the answer was not yes"
+        if as_json:
+            output.error(type(ended).__name__, said)
+        else:
+            click.echo("\nAborted!" if interrupted else "Aborted!", err=True)
+        raise click.exceptions.Exit(INTERRUPTED if interrupted else 1) from None
+    except click.ClickException as error:
+        if not as_json:
+            raise
+        kind = type(error.__cause__ if isinstance(error.__cause__, RmqError) else error).__name__
+        output.error(kind, error.format_message().removesuffix(f" [{kind}]"))
+        raise click.exceptions.Exit(error.exit_code) from None
+
+
+def hoisted(arguments: Sequence[str]) -> list[str]:
+    """
+    >>> hoisted(["topic", "list", "--format", "json", "-y", "--", "-y"])
+    ['--format', 'json', '-y', 'topic', 'list', '--', '-y']
+    """
+    front: list[str] = []
+    rest: list[str] = []
+    at = 0
+    while at < len(arguments):  # ends: at rises
+        argument = arguments[at]
+        if argument == "--":
+            break
+        width = 2 if argument in WITH_VALUE else 1
+        own = (
+            argument in WITH_VALUE
+            or argument in WITHOUT_VALUE
+            or argument.startswith(tuple(f"{name}=" for name in WITH_VALUE))
+        )
+        (front if own else rest).extend(arguments[at : at + width])
+        at += width
+    return [*front, *rest, *arguments[at:]]
+
+
+@click.group(
+    cls=Anywhere, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120}
+)
+@click.option(
+    "--address",
+    default="auto",
+    show_default=True,
+    help="Ray cluster to join; auto = the one on this machine.",
+)
+@click.option(
+    "--cluster",
+    default=DEFAULT_CLUSTER,
+    show_default=True,
+    envvar=CLUSTER_VARIABLE,
+    help="Name of the message cluster; the environment's RMQ_CLUSTER, where that is set.",
+)
+@click.option(
+    "--format",
+    "style",
+    type=click.Choice(FORMATS),
+    default="table",
+    show_default=True,
+    help="How results are printed.",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(0.001, 86_400),
+    default=30.0,
+    show_default=True,
+    help="Seconds to wait for an answer.",
+)
+@click.option(
+    "--access-key",
+    default="",
+    help="The account that the command is; its secret key is in RMQ_SECRET_KEY, or in the file "
+    "that RMQ_CREDENTIALS names. Without it as RMQ_ACCESS_KEY says.",
+)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask before deleting.")
+@click.version_option(package_name="rmq_ray")
+@click.pass_context
+def main(  # noqa: PLR0913 - the options before the noun
+    ctx: click.Context,
+    address: str,
+    cluster: str,
+    style: str,
+    timeout_s: float,
+    access_key: str,
+    yes: bool,
+) -> None:
+    """The durable message queue inside a Ray cluster."""
+    ctx.obj = Options(address, cluster, style, timeout_s, yes, access_key)
+
+
+@click.command(short_help="Many commands in one process.")
+@click.pass_context
+@pass_options
+@told
+def console(options: Options, ctx: click.Context) -> None:
+    """Read commands from standard input, as they stand behind `rmq-ray`: `topic list`, `group lag
+    billing`. `exit` or Ctrl-D ends.
+    """
+    options.connect()
+    typed = sys.stdin.isatty()
+    if typed:
+        import readline  # noqa: F401 - gives input() a history and keys to edit with
+    failed = False
+    for line in _typed() if typed else sys.stdin:
+        words = _words(line)
+        if words and words[0] in END:
+            break
+        code = 1 if words is None else _run(ctx.find_root(), options, words) if words else 0
+        if code == INTERRUPTED and not typed:
+            raise click.exceptions.Exit(INTERRUPTED)
+        failed |= code != 0
+    if failed and not typed:
+        raise click.exceptions.Exit(1)
+
+
+def _typed() -> Iterator[str]:
+    """Until the end of the input."""
+    while True:  # ends with Ctrl-D or Ctrl-C
+        try:
+            yield input(PROMPT)
+        except (EOFError, KeyboardInterrupt):
+            click.echo()
+            return
+
+
+def _words(line: str) -> list[str] | None:
+    """None, and said, where quotation marks do not end."""
+    try:
+        return shlex.split(line, comments=True)
+    except ValueError as error:
+        click.echo(f"Error: {error}: {line.strip()}", err=True)
+        return None
+
+
+def _run(root: click.Context, options: Options, words: list[str]) -> int:
+    """The command's exit code; what is wrong it says itself."""
+    general = [
+        "--address",
+        options.address,
+        "--cluster",
+        options.cluster,
+        "--format",
+        options.style,
+        "--timeout",
+        str(options.timeout_s),
+        "--access-key",
+        options.access_key,
+    ]
+    try:
+        root.command.main(
+            [*general, *(["-y"] if options.yes else []), *words],
+            prog_name="rmq-ray",
+            standalone_mode=True,
+        )
+    except SystemExit as ended:
+        return int(ended.code or 0)
+
 
 if __name__ == "__main__":
     main()
