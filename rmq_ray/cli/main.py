@@ -43,7 +43,7 @@ COMMANDS = {
     "broker": "brokers",
     "acl": "access",
     "audit": "audit",
-    "metrics": "metrics",
+    "metrics": "cluster",
     "tls": "tls",
     "console": "main",
     "store": "stores",
