@@ -19,6 +19,7 @@ from rmq_ray.actors import names
 from rmq_ray.actors.control import replica_status
 from rmq_ray.cli import brokers, output, ray_head
 from rmq_ray.cli.context import Options, first_line, pass_options, told
+from rmq_ray.cli.tls import tls_of
 from rmq_ray.errors import ClusterError
 from rmq_ray.topology.reader import REPLICAS_MAX, read_topology
 from rmq_ray.topology.rules import Topology
@@ -35,11 +36,13 @@ DESCRIBING = (
     "flush",
     "foreign",
     "accounts",
+    "tls_directory",
     "host",
     "name_server_port",
     "broker_port",
 )
 """Options of ``up`` that a topology file stands for."""
+SHORTER = {"store_path": "--store", "tls_directory": "--tls"}
 PLAN_COLUMNS = ("actor", "action", "node", "resource", "port", "path", "store")
 
 
@@ -175,6 +178,13 @@ def plan(options: Options, config: str, ray_port: int | None) -> None:
     help="With --foreign acl: a plain_acl.yml that accounts come from; default `rmq-ray acl`.",
 )
 @click.option(
+    "--tls",
+    "tls_directory",
+    default=None,
+    type=click.Path(file_okay=False),
+    help="TLS connections only, with the files that `rmq-ray tls init` made in this directory.",
+)
+@click.option(
     "--host", default=None, help="Address to listen on; default loopback on a cluster of one node."
 )
 @click.option(
@@ -201,7 +211,13 @@ def plan(options: Options, config: str, ray_port: int | None) -> None:
 @pass_options
 @told
 def up(
-    options: Options, /, config: str | None, wait_s: float, ray_port: int | None, **settings: Any
+    options: Options,
+    /,
+    config: str | None,
+    wait_s: float,
+    ray_port: int | None,
+    tls_directory: str | None,
+    **settings: Any,
 ) -> None:
     """Start the cluster, or attach to it; starts Ray first where none runs.
 
@@ -212,13 +228,14 @@ def up(
     if config is not None:
         use_topology(options, config)
     names.check_cluster_name(options.cluster)
+    tls = tls_of(tls_directory) if tls_directory is not None else None
     head = _join_or_start_ray(options, ray_port)
     from rmq_ray.actors import gateway
 
     try:
         was_running = options.cluster in gateway.clusters()
         if config is None:
-            mq = rmq_ray.start(options.cluster, **settings)
+            mq = rmq_ray.start(options.cluster, tls=tls, **settings)
             mq.start_stopped()
         else:
             mq = rmq_ray.start_from(config, wait_s=wait_s, start_stopped=True)
@@ -413,9 +430,7 @@ def use_topology(options: Options, config: str) -> Topology:
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
     ]
     if given:
-        names = ", ".join(
-            "--store" if name == "store_path" else f"--{name.replace('_', '-')}" for name in given
-        )
+        names = ", ".join(SHORTER.get(name, f"--{name.replace('_', '-')}") for name in given)
         raise click.UsageError(
             f"{names}: the topology file says that, leave it out or leave --config out"
         )

@@ -1,4 +1,6 @@
-"""``tls init``: a CA and certificates for a cluster, as PEM files."""
+"""``tls init``: a CA and certificates for a cluster, as PEM files. ``tls check``: what a port
+shows to who connects.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,12 @@ import click
 from rmq_ray.cli import output
 from rmq_ray.cli.context import Options, pass_options, told
 from rmq_ray.clock import SYSTEM_CLOCK
-from rmq_ray.errors import ConfigError
+from rmq_ray.config import DAY_MS, RemotingLimits, Tls, TlsMode, TlsSettings
+from rmq_ray.errors import ConfigError, TlsFailed
 from rmq_ray.files import FileSystem
+from rmq_ray.model.ids import Address
+from rmq_ray.remoting.connection import dial
+from rmq_ray.remoting.tls_socket import TlsSocket
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -21,7 +27,7 @@ if TYPE_CHECKING:
 
 NAMES = ("ca", "server", "client")
 EVERYWHERE = ("localhost", "127.0.0.1")
-NEXT = """in rmq.toml, and then `rmq-ray up`:
+NEXT = """`rmq-ray up --tls {folder}` takes them; or in rmq.toml:
     [tls]
     certificate = "{folder}/server.pem"
     key = "{folder}/server.key"
@@ -79,6 +85,59 @@ def init(options: Options, directory: Path, hosts: tuple[str, ...], days: int) -
         return
     click.echo("\n".join(made))
     click.echo(NEXT.format(folder=folder))
+
+
+def tls_of(directory: str) -> TlsSettings:
+    """Of a cluster that uses what ``init`` made there; ``ConfigError`` where that is not all."""
+    folder = Path(directory).expanduser().absolute()
+    certificate, key, ca = (str(folder / name) for name in ("server.pem", "server.key", "ca.pem"))
+    files = FileSystem()
+    for path in (certificate, key, ca):
+        if not files.exists(path):
+            raise ConfigError(
+                f"{path} is not there: make it with `rmq-ray tls init {folder}`", path
+            )
+    return TlsSettings(TlsMode.ENFORCING, certificate, key, ca=ca)
+
+
+@tls.command(short_help="Connect to a port by TLS, and say what it shows.")
+@click.argument("address")
+@click.option("--ca", default="", envvar="RMQ_TLS_CA", help="PEM file of who signed it.")
+@click.option(
+    "--certificate", default="", envvar="RMQ_TLS_CERTIFICATE", help="The client's own, PEM."
+)
+@click.option("--key", default="", envvar="RMQ_TLS_KEY", help="Of the client's certificate.")
+@pass_options
+@told
+def check(options: Options, address: str, ca: str, certificate: str, key: str) -> None:
+    """Connect to HOST:PORT as a client would, and say what it shows: version, cipher, whose
+    certificate it is and for how long. Fails with the reason where a client would. The options
+    stand in the environment, too: RMQ_TLS_CA, RMQ_TLS_CERTIFICATE, RMQ_TLS_KEY.
+    """
+    try:
+        where = Address.parse(address)
+    except ValueError as error:
+        raise ConfigError(f"{error}; give HOST:PORT", address) from None
+    stream = dial(where, None, RemotingLimits(), SYSTEM_CLOCK, Tls(ca, certificate, key))
+    assert isinstance(stream, TlsSocket)
+    try:
+        shown = stream.facts()
+        stream.await_refusal()
+    except OSError as error:
+        raise TlsFailed(f"{address} ends the connection behind the handshake: {error}") from None
+    finally:
+        stream.close()
+    days = (shown.expires_ms - SYSTEM_CLOCK.now_ms()) // DAY_MS
+    found = {
+        "address": str(where),
+        "version": shown.version,
+        "cipher": shown.cipher,
+        "subject": shown.subject,
+        "issuer": shown.issuer,
+        "hosts": list(shown.hosts),
+        "ends_in_days": days,
+    }
+    output.record(found, options.style)
 
 
 class _Issuer:

@@ -20,12 +20,26 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from rmq_ray.remoting.tls import explain
 from rmq_ray.remoting.wire.frame import Buffer
 
 SEALED_BYTES_MAX = 256 << 10
 """Encrypted at once: the peer decrypts one piece while the next one is made."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFacts:
+    """What a handshake agreed upon, and the server's certificate."""
+
+    version: str
+    cipher: str
+    subject: str
+    issuer: str
+    hosts: tuple[str, ...]
+    expires_ms: int
 
 
 class TlsSocket:
@@ -61,6 +75,29 @@ class TlsSocket:
                 raise ConnectionResetError(
                     "the server closed the connection in the TLS handshake; does its port speak TLS"
                 )
+
+    def facts(self) -> TlsFacts:
+        """Of the connection that stands."""
+        cipher = self._tls.cipher()
+        certificate: dict[str, Any] = dict(self._tls.getpeercert() or {})
+        return TlsFacts(
+            self._tls.version() or "",
+            cipher[0] if cipher else "",
+            _common_name(certificate.get("subject")),
+            _common_name(certificate.get("issuer")),
+            tuple(str(name) for _, name in certificate.get("subjectAltName", ())),
+            int(ssl.cert_time_to_seconds(str(certificate["notAfter"])) * 1000),
+        )
+
+    def await_refusal(self) -> None:
+        """Raises ``OSError`` where the server ends the connection within half a second: of TLS 1.3
+        it refuses a client's certificate behind the handshake.
+        """
+        try:
+            if not self.recv(1):
+                raise ConnectionResetError("the server closed the connection")
+        except (TimeoutError, BlockingIOError):
+            return
 
     # --- sending, under Outbox.lock ---------------------------------------------------------------
 
@@ -162,6 +199,12 @@ def _first(buffers: Sequence[Buffer]) -> Buffer:
         pieces.append(memoryview(buffer)[:room])
         room -= len(pieces[-1])
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _common_name(name: Any) -> str:
+    """Of a distinguished name as ``getpeercert`` gives it: relative names of (key, value)."""
+    found = dict(pair for relative in name or () for pair in relative)
+    return str(found.get("commonName") or found.get("organizationName") or "")
 
 
 def _told(error: ssl.SSLError) -> ssl.SSLError:

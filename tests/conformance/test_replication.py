@@ -13,7 +13,7 @@ import pytest
 
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.client.push.push_consumer import PushConsumer
-from rmq_ray.config import ConsumerConfig, FlushMode, ReplicationMode
+from rmq_ray.config import ClientAuth, ConsumerConfig, FlushMode, ReplicationMode, TlsSettings
 from rmq_ray.errors import SendUnconfirmed, SendUnknown
 from rmq_ray.model.message import Message, SendStatus
 from rmq_ray.remoting.wire.codes import RequestCode
@@ -22,6 +22,7 @@ from rmq_ray.remoting.wire.records import pack_send
 from tests.support.brokers.replicated import ReplicatedCluster
 from tests.support.brokers.store_rig import make_frame
 from tests.support.brokers.valve import Valve
+from tests.support.certificates import Certificates
 from tests.support.clients.collecting import Collector
 from tests.support.waiting import eventually
 
@@ -73,6 +74,28 @@ def test_a_slave_gets_the_log_byte_for_byte_and_the_tables(pair: ReplicatedClust
     assert pair.slave_store().query("orders", "k7", 5, 0, 1 << 60), (
         "keys are indexed on a slave, too"
     )
+
+
+def test_a_slave_follows_a_master_that_takes_tls_only_and_one_without_it_does_not(
+    tmp_path: Path,
+) -> None:
+    files = Certificates(tmp_path / "pem")
+    certificate, key = files.client_pair
+    tls = files.settings(client_auth=ClientAuth.REQUIRE)
+    tls = tls.but(client_certificate=certificate, client_key=key)
+    with ReplicatedCluster(tmp_path, 1, SYNC | {"slave_timeout_ms": 20_000}, tls) as cluster:
+        cluster.in_sync()
+        with Producer("p", discovery=cluster, send_timeout_ms=20_000) as producer:
+            sent = [producer.send("orders", b"%d" % number * 2_000) for number in range(40)]
+        assert {result.status for result in sent} == {SendStatus.SEND_OK}
+        cluster.caught_up()
+        assert same_log(cluster) and cluster.replica()["connected"]
+        cluster.tables_synced()
+        cluster.stop_slave()
+        master = cluster.brokers[0].status()["address"]
+        cluster.start_slave(tls=TlsSettings(), name_servers=(), master=master)
+        eventually(lambda: "TLS" in str(cluster.replica()["fault"]))
+        assert not cluster.replica()["connected"]
 
 
 def test_a_slave_that_was_away_or_lost_its_disk_catches_up_while_the_master_serves(

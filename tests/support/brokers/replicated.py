@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rmq_ray.clock import SYSTEM_CLOCK
-from rmq_ray.config import BrokerConfig, StoreConfig
+from rmq_ray.config import BrokerConfig, StoreConfig, TlsSettings
 from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.server.broker.broker import Broker
 from rmq_ray.store.front.message_store import MessageStore
@@ -27,9 +27,11 @@ class ReplicatedCluster(LiveCluster):
         directory: Path,
         slaves: int = 1,
         broker: Mapping[str, Any] | None = None,
+        tls: TlsSettings | None = None,
         **store: Any,
     ) -> None:
-        super().__init__(directory, broker={"replica_sync_ms": 300, **(broker or {})}, **store)
+        broker = {"replica_sync_ms": 300, **(broker or {})}
+        super().__init__(directory, broker=broker, tls=tls, **store)
         self._slave_count = slaves
         self.slaves: dict[int, Broker] = {}
 
@@ -105,6 +107,7 @@ class ReplicatedCluster(LiveCluster):
             broker_id=number,
             cluster_name=CLUSTER,
             name_servers=(str(self.name_server.address),),
+            tls=self._tls,
         )
         config = config.but(**self._broker_settings).but(**changes)
         broker = self.slaves[number] = Broker(
@@ -121,6 +124,7 @@ class ReplicatedCluster(LiveCluster):
             broker_name="broker-a",
             cluster_name=CLUSTER,
             name_servers=(str(self.name_server.address),),
+            tls=self._tls,
         )
         broker = Broker(
             config.but(**self._broker_settings).but(**changes),

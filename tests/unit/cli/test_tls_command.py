@@ -1,4 +1,6 @@
-"""``rmq-ray tls init``: what it makes is what servers and clients take."""
+"""``rmq-ray tls init``: what it makes is what servers and clients take; ``tls check`` says what a
+port shows.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rmq_ray.cli.main import main
+from rmq_ray.cli.tls import tls_of
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import ClientAuth, RemotingLimits, Tls, TlsMode, TlsSettings
 from rmq_ray.model.ids import Address
@@ -76,3 +79,61 @@ def test_days_have_limits(tmp_path: Path, days: str) -> None:
 def test_json_lists_the_files(tmp_path: Path) -> None:
     shown = CliRunner().invoke(main, ["--format", "json", "tls", "init", str(tmp_path / "pem")])
     assert len(json.loads(shown.output)["files"]) == 6
+
+
+def checked(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["tls", "check", *arguments])
+
+
+def test_a_port_is_checked_as_a_client_would_see_it(tmp_path: Path) -> None:
+    pem = tmp_path / "pem"
+    run(str(pem), "--days", "40")
+    ca = ("--ca", str(pem / "ca.pem"))
+    with LiveCluster(tmp_path, tls=tls_of(str(pem))) as cluster:
+        port = cluster.brokers[0].status()["address"]
+        shown = CliRunner().invoke(main, ["--format", "json", "tls", "check", port, *ca])
+        assert shown.exit_code == 0, shown.output
+        found = json.loads(shown.output)
+        assert (found["subject"], found["issuer"]) == ("rmq_ray server", "rmq_ray CA")
+        assert found["hosts"] == ["localhost", "127.0.0.1"] and found["version"] == "TLSv1.3"
+        assert found["ends_in_days"] == 39
+        unknown = checked(port)
+        assert unknown.exit_code == 1 and "ca did not sign" in unknown.output
+        by_environment = CliRunner().invoke(
+            main, ["tls", "check", port], env={"RMQ_TLS_CA": str(pem / "ca.pem")}
+        )
+        assert by_environment.exit_code == 0
+
+
+def test_a_check_hears_that_a_client_certificate_is_wanted(tmp_path: Path) -> None:
+    pem = tmp_path / "pem"
+    run(str(pem))
+    tls = tls_of(str(pem)).but(client_auth=ClientAuth.REQUIRE)
+    own = ("--certificate", str(pem / "client.pem"), "--key", str(pem / "client.key"))
+    ca = ("--ca", str(pem / "ca.pem"))
+    with LiveCluster(tmp_path, tls=tls) as cluster:
+        port = cluster.brokers[0].status()["address"]
+        refused = checked(port, *ca)
+        assert refused.exit_code == 1 and "client certificate" in refused.output
+        assert checked(port, *ca, *own).exit_code == 0
+
+
+def test_a_check_of_a_plain_port_or_of_none_says_so(tmp_path: Path) -> None:
+    run(str(tmp_path / "pem"))
+    ca = ("--ca", str(tmp_path / "pem" / "ca.pem"))
+    with LiveCluster(tmp_path) as cluster:
+        plain = checked(cluster.brokers[0].status()["address"], *ca)
+        assert plain.exit_code == 1 and "closed the connection in the TLS handshake" in plain.output
+    nobody = checked("127.0.0.1:1", *ca)
+    assert nobody.exit_code == 1 and "nothing was sent" in nobody.output
+    assert checked("nonsense", *ca).exit_code == 2
+
+
+def test_up_takes_what_init_made_and_says_what_is_missing(tmp_path: Path) -> None:
+    run(str(tmp_path))
+    settings = tls_of(str(tmp_path))
+    assert settings.mode is TlsMode.ENFORCING and settings.ca == str(tmp_path / "ca.pem")
+    (tmp_path / "server.key").unlink()
+    told = CliRunner().invoke(main, ["up", "--tls", str(tmp_path)])
+    assert told.exit_code == 2 and "server.key is not there" in told.output
+    assert "rmq-ray tls init" in told.output
