@@ -14,7 +14,7 @@ FAST_TESTS := $(wildcard tests/unit tests/conformance tests/sim tests/golden)
 export RAY_worker_niceness := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench bench-peers bench-report pages clean
+.PHONY: help demo test check format bench bench-peers bench-report site pages clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | awk -F'|' '{printf "  make %-12s  %s\n", $$1, $$2}'
@@ -37,16 +37,20 @@ test: $(DEV) ## every test, those with Ray, Spark and Apache RocketMQ's Java cod
 	$(BIN)/python -m pytest $(FAST_TESTS) -n 2 --dist loadfile $(TEST_ARGS)
 	$(BIN)/python -m pytest tests $(FAST_TESTS:%=--ignore=%) $(TEST_ARGS)
 
-check: $(DEV) ## format, lint, types, layers, house rules, seed coverage
+check: $(DEV) ## format, lint, types, layers, the site, house rules, seed coverage
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	$(BIN)/python -m pytest -q tests/unit/test_house_rules.py tests/unit/test_seed_coverage.py
 
 format: $(DEV) ## lay the code out and sort its imports
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+site: $(DEV) ## the pages of docs/ as a site in build/site; a broken link ends it
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 pages: $(DEV) ## write docs/seed-coverage.md, docs/reference.md and the table of requests in docs/wire-protocol.md anew
 	$(BIN)/python tools/seed_coverage.py

@@ -1,4 +1,4 @@
-"""``plan``, ``up``, ``down``, ``status``, ``health``: the life of a cluster on this machine.
+"""``plan``, ``up``, ``down``, ``status``, ``health``, ``metrics``: a cluster on this machine.
 
 ``up`` starts a Ray head where none runs and writes down that it did (``ray_head``); ``down`` stops
 the message cluster, and the head only if ``up`` started it and no other message cluster lives in
