@@ -106,6 +106,10 @@ class RayDiscovery:
 
     def __init__(self, cluster: str | None = None, account: AccountProof | None = None) -> None:
         self.cluster = meant_cluster(cluster)
+        self.take_account(account)
+
+    def take_account(self, account: AccountProof | None) -> None:
+        """Be this account from now on; None: a member."""
         self.account = account
         self.access_key = account.access_key if account is not None else ""
 
@@ -123,9 +127,13 @@ class RayDiscovery:
         return gateway.stopped_brokers(self.cluster)
 
     def ask_accounts(self, method: str, *arguments: Any) -> Any:
-        """A method of the controller about accounts, asked by this process's user."""
-        asker = ChangeAuthor(gateway.user_and_host(), gateway.process_id())
-        return gateway.call(gateway.controller(self.cluster), method, *arguments, asker)
+        """A method of the controller about accounts, asked by this process's user, as the account
+        that it is.
+        """
+        author = ChangeAuthor(
+            gateway.user_and_host(), gateway.process_id(), self.access_key, not self.access_key
+        )
+        return gateway.call(gateway.controller(self.cluster), method, *arguments, author)
 
 
 class StaticDiscovery:

@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import RemotingLimits, Tls
@@ -67,6 +67,12 @@ class RememberedDiscovery:
     def stopped_brokers(self) -> Mapping[str, bool]:
         """Broker -> whether all of it was stopped on purpose."""
         return self._join().stopped_brokers()
+
+    def ask_accounts(self, method: str, *arguments: Any) -> Any:
+        """A call of the cluster's store of accounts."""
+        joined = self._join()
+        joined.take_account(self._account)
+        return joined.ask_accounts(method, *arguments)
 
 
 def answers(found: ClusterAddress) -> bool:

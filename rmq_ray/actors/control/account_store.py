@@ -144,19 +144,20 @@ class AccountStore:
 
     # --- what others ask for ----------------------------------------------------------------------
 
-    async def change(self, change: AccountChange, asker: ChangeAuthor) -> dict[str, Any]:
+    async def change(self, change: AccountChange, author: ChangeAuthor) -> dict[str, Any]:
         """Make it hold for the whole cluster, on disk and at every member that answers. Returns
         ``version``, ``before`` and ``after`` of what differs, ``untold`` (member -> why not yet),
         and ``secret_key`` where one was generated.
 
         ``ConfigError`` for what cannot be, ``ClusterError`` where it is not known yet which
-        accounts there were, ``StoreError`` where the disk does not take it: nothing has changed
-        then.
+        accounts there were, ``StoreError`` where the disk does not take it, ``NotAuthorized`` for
+        an account that is no administrator: nothing has changed then.
         """
         secret = ""
         async with self._changing:
             old = self.rules
             try:
+                self._must_be_administrator(author)
                 if self._watched is not None:
                     raise ConfigError(
                         f"the accounts of this cluster are what {self._watched.path} says: change "
@@ -169,9 +170,9 @@ class AccountStore:
                 new = checked(change.on(old))
                 await self._keep(new)
             except RmqError as error:
-                self._note(change, asker, old, old, str(error))
+                self._note(change, author, old, old, str(error))
                 raise
-            before, after = self._note(change, asker, old, new)
+            before, after = self._note(change, author, old, new)
         await self._hear_and_tell()
         made = {"version": new.version, "before": before, "after": after, "untold": self.untold()}
         return made | ({"secret_key": secret} if secret else {})
@@ -180,9 +181,12 @@ class AccountStore:
         """The members of a ``plain_acl.yml``, without secrets."""
         return to_plain_acl(self.rules, secrets=False)
 
-    def export(self, asker: ChangeAuthor) -> dict[str, Any]:
-        """The same with secrets, which is noted."""
-        self._audit.changed(PARTY, asker, None, [("accounts", "all")], new={"did": "export"})
+    def export(self, author: ChangeAuthor) -> dict[str, Any]:
+        """The same with secrets, which is noted. ``NotAuthorized`` for an account that is no
+        administrator.
+        """
+        self._must_be_administrator(author)
+        self._audit.changed(PARTY, author, None, [("accounts", "all")], new={"did": "export"})
         return to_plain_acl(self.rules, secrets=True)
 
     def test(
@@ -221,6 +225,11 @@ class AccountStore:
         return found
 
     # --- parts ------------------------------------------------------------------------------------
+
+    def _must_be_administrator(self, author: ChangeAuthor) -> None:
+        """Members are; of who came as an account its rights count."""
+        if not author.member:
+            check(self.rules, self.rules.find(author.account), Action.ADMIN, ())
 
     def _with_secret(self, change: AccountChange, rules: AccessRules) -> tuple[AccountChange, str]:
         """(the change, the secret that was generated): a new account that gives none gets one, and
@@ -281,18 +290,18 @@ class AccountStore:
         file = self._watched
         if file is None:
             return
-        asker = ChangeAuthor(file.path)
+        author = ChangeAuthor(file.path)
         if await asyncio.to_thread(file.look) and file.fault:
             log.error("the old accounts stay: %s", file.fault)
             self._audit.changed(
-                PARTY, asker, None, [("accounts", "all")], outcome=f"the old stay: {file.fault}"
+                PARTY, author, None, [("accounts", "all")], outcome=f"the old stay: {file.fault}"
             )
         if file.change is None or not self._settled:
             return
         old, new = self.rules, file.change.on(self.rules)
         if not same(old, new):
             await self._keep_if_possible(new)
-            self._note(file.change, asker, old, new)
+            self._note(file.change, author, old, new)
 
     async def _hear_and_tell(self, *, only_behind: bool = False) -> AccessRules:
         """Ask every member which rules it has and give it ours; the newest that any of them had."""
@@ -332,7 +341,7 @@ class AccountStore:
     def _note(
         self,
         change: AccountChange,
-        asker: ChangeAuthor,
+        author: ChangeAuthor,
         old: AccessRules,
         new: AccessRules,
         outcome: str = "",
@@ -342,7 +351,7 @@ class AccountStore:
         whose = [("account", key) for key in change.accounts] or [("accounts", "all")]
         self._audit.changed(
             PARTY,
-            asker,
+            author,
             None,
             whose,
             old=before or None,

@@ -117,20 +117,20 @@ class ControllerShell:
 
     # --- accounts ---
 
-    async def accounts(self, _asker: ChangeAuthor) -> dict[str, Any]:
+    async def accounts(self, _author: ChangeAuthor) -> dict[str, Any]:
         """All accounts without secrets; see ``AccountStore.view``."""
         return self._store_of_accounts().view()
 
-    async def change_accounts(self, change: AccountChange, asker: ChangeAuthor) -> dict[str, Any]:
+    async def change_accounts(self, change: AccountChange, author: ChangeAuthor) -> dict[str, Any]:
         """Change them in the whole cluster; see ``AccountStore.change``."""
-        return await self._store_of_accounts().change(change, asker)
+        return await self._store_of_accounts().change(change, author)
 
-    async def export_accounts(self, asker: ChangeAuthor) -> dict[str, Any]:
+    async def export_accounts(self, author: ChangeAuthor) -> dict[str, Any]:
         """All accounts with their secrets."""
-        return self._store_of_accounts().export(asker)
+        return self._store_of_accounts().export(author)
 
     async def test_account(
-        self, access_key: str, action: Action, kind: ResourceKind, name: str, _asker: ChangeAuthor
+        self, access_key: str, action: Action, kind: ResourceKind, name: str, _author: ChangeAuthor
     ) -> tuple[bool, str]:
         """(whether this account may, why not)."""
         return self._store_of_accounts().test(access_key, action, [(kind, name)])

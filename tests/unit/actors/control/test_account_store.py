@@ -13,7 +13,13 @@ import pytest
 
 from rmq_ray.actors.control.account_store import AccountStore
 from rmq_ray.clock import ManualClock
-from rmq_ray.errors import AccessRulesInvalid, ClusterError, ConfigError, StoreFailed
+from rmq_ray.errors import (
+    AccessRulesInvalid,
+    ClusterError,
+    ConfigError,
+    NotAuthorized,
+    StoreFailed,
+)
 from rmq_ray.files import FileSystem
 from rmq_ray.protocol.access.accounts import Account, ResourceKind, Right
 from rmq_ray.protocol.access.changes import (
@@ -317,5 +323,23 @@ def test_a_right_that_could_not_be_read_again_is_refused() -> None:
         with pytest.raises(AccessRulesInvalid):
             await store.change(GrantRight("web-shop", ResourceKind.GROUP, "a=b", Right.SUB), ME)
         assert store.rules.accounts["web-shop"] == Account("web-shop", SECRET)
+
+    asyncio.run(run())
+
+
+def test_an_account_changes_accounts_only_as_an_administrator() -> None:
+    async def run() -> None:
+        rig = Rig()
+        store = await rig.ready()
+        await store.change(WEB, ME)
+        await store.change(PutAccount("operators", SECRET, admin=True), ME)
+        web = ChangeAuthor("root@host", 1, "web-shop", member=False)
+        with pytest.raises(NotAuthorized):
+            await store.change(DropAccount("operators"), web)
+        with pytest.raises(NotAuthorized):
+            store.export(web)
+        assert "operators" in store.rules.accounts
+        assert rig.lines()[-1]["account"] == "web-shop" and rig.lines()[-1]["event"] == "failed"
+        await store.change(DropAccount("web-shop"), ChangeAuthor("h", 1, "operators", False))
 
     asyncio.run(run())
