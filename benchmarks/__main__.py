@@ -30,6 +30,7 @@ from benchmarks import (
     recovery,
     replication,
     scan,
+    secured,
     transaction,
     ways,
 )
@@ -48,6 +49,7 @@ PARTS = {
     "dataframe": dataframe.run,
     "flat": flat.run,
     "scan": scan.run,
+    "secured": secured.run,
     "transaction": transaction.run,
     "delay": delay.run,
     "ways": ways.run,

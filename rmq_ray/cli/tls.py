@@ -5,6 +5,7 @@ shows to who connects.
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,6 +58,16 @@ def init(options: Options, directory: Path, hosts: tuple[str, ...], days: int) -
     """Make a CA, and certificates of servers and clients that it signed, in DIRECTORY. Nothing that
     is there is overwritten.
     """
+    made = make_files(directory, hosts, days)
+    if options.style == "json":
+        output.record({"files": made, "hosts": [*EVERYWHERE, *hosts]}, options.style)
+        return
+    click.echo("\n".join(made))
+    click.echo(NEXT.format(folder=directory.expanduser().absolute()))
+
+
+def make_files(directory: Path, hosts: Sequence[str], days: int) -> list[str]:
+    """The paths of what was made there; ``ConfigError`` where one of them is there already."""
     folder = directory.expanduser().absolute()
     made = [str(folder / f"{name}.{kind}") for name in NAMES for kind in ("pem", "key")]
     files = FileSystem()
@@ -80,11 +91,7 @@ def init(options: Options, directory: Path, hosts: tuple[str, ...], days: int) -
                 file.pwrite(content, 0)
             finally:
                 file.close()
-    if options.style == "json":
-        output.record({"files": made, "hosts": [*EVERYWHERE, *hosts]}, options.style)
-        return
-    click.echo("\n".join(made))
-    click.echo(NEXT.format(folder=folder))
+    return made
 
 
 def tls_of(directory: str) -> TlsSettings:
