@@ -206,7 +206,9 @@ class ServerHandshake:
                 f"with this secret; correct them, or let an administrator make the account "
                 f"(rmq-ray acl user)"
                 if proven.access_key
-                else "wrong secret: ask the cluster for its secret again"
+                else "wrong secret: each start of a cluster makes a new one; a client from before "
+                "this start takes it by itself where it found the cluster by name, one that was "
+                "given secret= needs that of this start"
             )
             return self._refuse(command, fault)
         self.state = ServerState.TRUSTED

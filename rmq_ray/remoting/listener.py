@@ -29,6 +29,8 @@ SCAN_MS = 1_000
 BACKLOG = 1_024
 COMPLAINTS_MAX = 20
 """Lines a scan interval: a flood of bad connections must not fill the disk with words about it."""
+QUIET_MS = 60_000.0  # of a host that was refused for the same reason before
+QUIET_MAX = 256  # such hosts and reasons
 RELEASE_MEMORY_MS = 10_000
 CLOSE_WAIT_S = 1.0
 
@@ -85,6 +87,7 @@ class Listener:
         self._empty: asyncio.Event | None = None
         self._complaints = 0
         self._refused = 0
+        self._quiet_until: dict[tuple[str, str], float] = {}
 
     @property
     def peers(self) -> Iterable[ServerPeer]:
@@ -217,8 +220,15 @@ class Listener:
             log.warning("%s: %s %s", self.name, peer, reason, exc_info=fault)
 
     def refuse(self, peer: ServerPeer, reason: str) -> None:
-        """A complaint about somebody who may not come in; ``on_refused`` is told, too."""
-        self.complain(peer, reason)
+        """A complaint about somebody who may not come in, once a minute for each host and reason:
+        clients that a restart left behind come again and again. ``on_refused`` is told each time.
+        """
+        now, key = self._clock.monotonic_ms(), (peer.host, reason)
+        if now >= self._quiet_until.get(key, 0.0):
+            if len(self._quiet_until) >= QUIET_MAX:
+                self._quiet_until.clear()
+            self._quiet_until[key] = now + QUIET_MS
+            self.complain(peer, reason)
         self._on_refused(peer, reason)
 
     def monotonic_ms(self) -> float:

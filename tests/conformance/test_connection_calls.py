@@ -350,6 +350,19 @@ def test_other_credentials_are_refused_with_the_reason(
     assert served.handler.seen == 0
 
 
+def test_a_client_from_before_a_restart_is_one_line_however_often_it_comes(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(5):
+        with pytest.raises(HandshakeFailed, match="each start of a cluster makes a new one"):
+            Connection(served.address, replace(CREDENTIALS, secret=b"old"), LIMITS, SYSTEM_CLOCK)
+    with pytest.raises(HandshakeFailed):
+        Connection(served.address, replace(CREDENTIALS, cluster="b"), LIMITS, SYSTEM_CLOCK)
+    assert eventually(lambda: caplog.text.count("another cluster or role") == 1)
+    (line,) = [one for one in caplog.messages if "wrong secret" in one]
+    assert "handshake refused" in line and "secret= needs that of this start" in line
+
+
 def test_without_credentials_only_an_open_port_serves(served: Served) -> None:
     closed = Connection(served.address, None, LIMITS, SYSTEM_CLOCK)
     with pytest.raises(ConnectionLost):

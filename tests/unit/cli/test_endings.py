@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 from click.testing import CliRunner, Result
 
+from rmq_ray import __main__
 from rmq_ray.cli import context, main
 from rmq_ray.errors import AdminError, GroupNotFound, TopicNotFound
 
@@ -51,6 +56,37 @@ def test_ctrl_c_ends_any_command_with_130_and_without_a_traceback(
     assert (done.exit_code, done.stdout, done.stderr) == (130, "", "\nAborted!\n")
     done = run(*command, "--format", "json")
     assert done.exit_code == 130 and error_of(done)["message"] == "interrupted"
+
+
+class Interrupted:
+    """Ctrl-C comes while this module is loaded."""
+
+    def find_spec(self, name: str, *_rest: object) -> None:
+        if name == "rmq_ray.cli.main":
+            raise KeyboardInterrupt
+
+
+def test_ctrl_c_while_the_command_is_loaded_ends_it_in_the_same_way(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "rmq_ray.cli.main")
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    with pytest.raises(SystemExit) as ended:
+        __main__.main()
+    assert ended.value.code == 130 and capsys.readouterr().err == "\nAborted!\n"
+
+
+def test_the_installed_command_is_that_entry_point() -> None:
+    settings = tomllib.loads(Path("pyproject.toml").read_text())
+    assert settings["project"]["scripts"] == {"rmq-ray": "rmq_ray.__main__:main"}
+    done = subprocess.run(
+        [sys.executable, "-m", "rmq_ray", "topic", "nonsense"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 2 and "No such command 'nonsense'" in done.stderr
 
 
 def test_ctrl_c_at_a_question_is_ctrl_c_and_a_no_is_not(
