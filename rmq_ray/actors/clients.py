@@ -61,14 +61,15 @@ class Producer(producer.Producer):
 
 class TransactionProducer(transaction_producer.TransactionProducer):
     """A producer with a listener that runs local transactions and answers for them: RocketMQ's form
-    of ``Producer.transaction``. Arguments and errors otherwise: ``Producer``.
+    of ``Producer.transaction``. ``listener``: must be given; its ``check_local_transaction`` is
+    what ``checker`` is to a ``Producer``. Arguments and errors otherwise: ``Producer``.
     """
 
     def __init__(  # noqa: PLR0913 - the public signature
         self,
         group: str,
         *,
-        listener: TransactionListener,
+        listener: TransactionListener | None = None,
         cluster: str | None = None,
         name_servers: Sequence[str] | str | None = None,
         secret: bytes = b"",

@@ -325,6 +325,13 @@ def test_a_transactional_producer_pickles_with_its_listener_and_refuses_others(
     assert stored(cluster, "t-pickle") == [b"1", b"2"]
     with pytest.raises(ClientError, match="no TransactionListener"):
         TransactionProducer("t-pickle", listener=never, discovery=cluster)  # type: ignore[arg-type]
+    with pytest.raises(ClientError, match="None is no TransactionListener"):
+        TransactionProducer("t-pickle", discovery=cluster)
+    for wrong in ({}, {"listener": Pay(COMMIT)}):
+        with pytest.raises(
+            ClientError, match=r"takes no checker=.*Producer\(group, checker=\.\.\.\)"
+        ):
+            TransactionProducer("t-pickle", checker=never, discovery=cluster, **wrong)
 
 
 def test_two_producers_of_many_threads_lose_and_double_nothing(cluster: LiveCluster) -> None:

@@ -7,7 +7,7 @@ values where programs do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any
@@ -37,7 +37,11 @@ from rmq_ray.model.trace import decode
 from rmq_ray.protocol.scan.scan_positions import Where
 from rmq_ray.protocol.validators import check_topic
 from rmq_ray.remoting.wire.bodies import decode_route, decode_topic_configs, decode_topic_list
-from rmq_ray.remoting.wire.bodies_admin import QueueStats, decode_topic_stats
+from rmq_ray.remoting.wire.bodies_admin import (
+    RETENTION_FIELD,
+    QueueStats,
+    decode_topic_stats,
+)
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Buffer, Command
 from rmq_ray.remoting.wire.headers import (
@@ -220,41 +224,38 @@ class Admin(AdminGroups):
 
     def topic_stats(self, name: str) -> dict[MessageQueue, QueueStats]:
         """Offsets and last store time of every queue."""
-        names = {queue.broker_name for queue in self.route(name).queues}
-        found: dict[MessageQueue, QueueStats] = {}
-        for broker, address in self.masters().items():
-            if broker in names:
-                answer = self._ask(
-                    address,
-                    Command(
-                        RequestCode.GET_TOPIC_STATS_INFO, fields=TopicHeader(topic=name).to_fields()
-                    ),
-                    f"broker {broker} did not tell about topic {name!r}",
-                )
-                found.update(decode_topic_stats(body_of(answer)))
-        return found
+        return {
+            queue: stats
+            for _, answer in self._stats_of_brokers(name)
+            for queue, stats in decode_topic_stats(body_of(answer)).items()
+        }
 
     def describe_topic(self, name: str) -> list[dict[str, Any]]:
         """A row for each queue: broker, queue, min_offset, max_offset, messages, retention_hours
         (None: as long as the store keeps its log).
         """
-        stats = self.topic_stats(name)
-        kept = {
-            broker: topics[name].retention_hours
-            for broker, topics in self.topic_configs().items()
-            if name in topics
-        }
         return [
             {
-                "broker": queue.broker_name,
+                "broker": broker,
                 "queue": queue.queue_id,
-                "min_offset": s.min_offset,
-                "max_offset": s.max_offset,
-                "messages": s.max_offset - s.min_offset,
-                "retention_hours": kept.get(queue.broker_name) or None,
+                "min_offset": stats.min_offset,
+                "max_offset": stats.max_offset,
+                "messages": stats.max_offset - stats.min_offset,
+                "retention_hours": int((answer.fields or {}).get(RETENTION_FIELD, 0)) or None,
             }
-            for queue, s in sorted(stats.items())
+            for broker, answer in self._stats_of_brokers(name)
+            for queue, stats in sorted(decode_topic_stats(body_of(answer)).items())
         ]
+
+    def _stats_of_brokers(self, name: str) -> Iterator[tuple[str, Command]]:
+        names = {queue.broker_name for queue in self.route(name).queues}
+        command = Command(
+            RequestCode.GET_TOPIC_STATS_INFO, fields=TopicHeader(topic=name).to_fields()
+        )
+        for broker, address in sorted(self.masters().items()):
+            if broker in names:
+                failure = f"broker {broker} did not tell about topic {name!r}"
+                yield broker, self._ask(address, command, failure)
 
     def _wait_for_route(self, name: str, made: Mapping[str, tuple[int, int, int]]) -> None:
         """Brokers register a topic at once; wait until the name server shows it on each as it was

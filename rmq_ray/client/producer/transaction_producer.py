@@ -24,22 +24,35 @@ from rmq_ray.client.transaction.transaction_listener import (
     half_of,
     said_state,
 )
+from rmq_ray.errors import ClientError
 from rmq_ray.model.message import Message, SendStatus
 from rmq_ray.ports import Discovery
 from rmq_ray.protocol.transaction import LocalTransactionState
 
 
 class TransactionProducer(Producer):
-    """A ``Producer`` whose group answers for its transactions from the start on. ``listener`` is
-    pickled with it.
+    """A ``Producer`` whose group answers for its transactions from the start on. ``listener``: must
+    be given, and answers instead of a ``checker``; it is pickled with the producer.
     """
 
     def __init__(
-        self, group: str, *, listener: TransactionListener, discovery: Discovery, **settings: Any
+        self,
+        group: str,
+        *,
+        listener: TransactionListener | None = None,
+        discovery: Discovery,
+        **settings: Any,
     ) -> None:
-        self._listener = check_listener(listener)
+        if "checker" in settings:
+            raise ClientError(
+                "a TransactionProducer takes no checker=: its listener's check_local_transaction "
+                "is asked. Write TransactionProducer(group, listener=...), or Producer(group, "
+                "checker=...) for `with producer.transaction() as tx`",
+                group,
+            )
+        self._listener = found = check_listener(listener)
         super().__init__(
-            group, discovery=discovery, checker=listener.check_local_transaction, **settings
+            group, discovery=discovery, checker=found.check_local_transaction, **settings
         )
 
     def send_in_transaction(

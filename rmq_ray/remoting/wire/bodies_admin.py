@@ -150,6 +150,10 @@ class QueueStats:
     last_update_ms: int
 
 
+RETENTION_FIELD = "retentionHours"
+"""Of the answer that has topic statistics; only from our brokers."""
+
+
 def encode_topic_stats(stats: Mapping[MessageQueue, QueueStats]) -> bytes:
     """Answer to GET_TOPIC_STATS_INFO 202."""
     table = {

@@ -98,13 +98,17 @@ class QueryHandlers:
         self._later(command, peer, lambda: store.record_at(offset), answer)
 
     def topic_stats(self, command: Command, peer: Peer) -> None:
-        """202: offsets and last store time of each queue."""
+        """202: offsets and last store time of each queue; a field tells how long the topic keeps
+        its messages, where that is its own time.
+        """
         topic = TopicHeader.from_fields(command.fields).topic
         config = self._topics.get(topic)
         if config is None:
             raise Refused(f"topic[{topic}] not exist", ResponseCode.TOPIC_NOT_EXIST)
         store, broker = self._store(), self._identity.name
         queues = range(max(config.read_queues, config.write_queues))
+        hours = config.retention_hours
+        kept = {bodies_admin.RETENTION_FIELD: str(hours)} if hours else {}
 
         def read() -> dict[MessageQueue, QueueStats]:
             found = {}
@@ -121,7 +125,7 @@ class QueryHandlers:
             command,
             peer,
             read,
-            lambda found: command.answer(body=bodies_admin.encode_topic_stats(found)),
+            lambda found: command.answer(fields=kept, body=bodies_admin.encode_topic_stats(found)),
         )
 
     def consume_stats(self, command: Command, peer: Peer) -> None:
