@@ -17,6 +17,7 @@ says whose fault it was.
     │   ├── BrokerUnreachable            no connection: nothing was sent (network)
     │   ├── TopicNotFound, TopicNotWritable (caller)
     │   │   └── NoRoute                  no name server knows the topic (caller)
+    │   ├── SendNotAuthorized            also a NotAuthorized: the account may not (caller)
     │   └── DuplicateMismatch            a sequence number was used again with other bytes (caller)
     ├── ConsumeError
     │   ├── OffsetOutOfRange, NotAssigned, CommitFailed, SubscriptionInvalid, SubscriptionStale
@@ -337,6 +338,14 @@ class GroupNotFound(AdminError):
 
 class NotAuthorized(AdminError):
     """The peer refused the credentials or the permission for this request."""
+
+    code = 16
+
+
+class SendNotAuthorized(SendError, NotAuthorized):
+    """The account has not the right to send there, or its keys are not known: nothing was stored
+    (args[1] = topic).
+    """
 
     code = 16
 

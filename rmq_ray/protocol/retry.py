@@ -33,6 +33,7 @@ from rmq_ray.errors import (
     DuplicateMismatch,
     MessageIllegal,
     SendError,
+    SendNotAuthorized,
     SendTimeout,
     SendUnknown,
     TopicNotFound,
@@ -54,7 +55,7 @@ NAMED_MAX = 6  # attempts that an error names one by one
     TOPIC_NOT_EXIST,
 ) = 1, 2, 13, 14, 16, 17
 NO_BUYER_ID, NOT_IN_CURRENT_UNIT, FLOW_CONTROL = 204, 205, 215
-DUPLICATE_MISMATCH, STILL_RECOVERING, BAD_RECORDS = 20001, 20002, 20003
+DUPLICATE_MISMATCH, STILL_RECOVERING, BAD_RECORDS, NOT_AUTHORIZED = 20001, 20002, 20003, 20004
 
 TRANSIENT_CODES = frozenset((SYSTEM_BUSY, SERVICE_NOT_AVAILABLE, FLOW_CONTROL, STILL_RECOVERING))
 """Refused before anything was written, and it passes by itself."""
@@ -64,6 +65,7 @@ RETRIED_CODES = TRANSIENT_CODES | {
     NO_PERMISSION,
     NO_BUYER_ID,
     NOT_IN_CURRENT_UNIT,
+    NOT_AUTHORIZED,  # another broker may have heard of a new right already
 }
 """Refusals after which RocketMQ's producer tries another broker (4.9's six, 5.x's SYSTEM_BUSY, and
 ours).
@@ -267,10 +269,11 @@ def refusal(code: int, reason: str, topic: str) -> SendError:
     if code == TOPIC_NOT_EXIST:
         command = f"`rmq-ray topic create {topic} --queues 4`"
         return TopicNotFound(f"{reason} (code {code}): create the topic with {command}", topic)
+    if code == NOT_AUTHORIZED:
+        return SendNotAuthorized(f"{reason} (code {code}); nothing was written", topic)
     if code == NO_PERMISSION:
         return TopicNotWritable(
-            f"{reason} (code {code}): topic {topic!r} or its broker is not writable, or the "
-            f"client not allowed",
+            f"{reason} (code {code}): topic {topic!r} or its broker is not writable",
             topic,
         )
     if code in TRANSIENT_CODES:

@@ -36,6 +36,7 @@ from rmq_ray.config import ForeignClients
 from rmq_ray.errors import (
     ConnectionLost,
     MalformedFrame,
+    NotAuthorized,
     RemotingError,
     RequestTimeout,
     RmqError,
@@ -370,7 +371,9 @@ class ServerPeer(asyncio.BufferedProtocol):
         try:
             answer = self._handle(command, self)
         except RmqError as error:
-            answer = command.answer(error.code, remark=error.message)
+            ours = self.trusted and isinstance(error, NotAuthorized)
+            code = ResponseCode.NOT_AUTHORIZED if ours else error.code
+            answer = command.answer(code, remark=error.message)
         except Exception as error:  # noqa: BLE001
             self._owner.complain(self, f"request {command.code} failed", error)
             answer = command.answer(

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.instance.stopped_brokers import why_some_stopped, why_stopped
-from rmq_ray.errors import AdminError, ClusterError, ResponseError, TopicNotFound
+from rmq_ray.errors import AdminError, ClusterError, NotAuthorized, ResponseError, TopicNotFound
 from rmq_ray.model.ids import MASTER_ID, Address
 from rmq_ray.model.topics import BrokerData
 from rmq_ray.ports import Discovery, ExplainsAbsence
@@ -139,6 +139,8 @@ def accepted(answer: Command, failure: str, accept: Iterable[int] = ()) -> Comma
     reason = f"{failure}: {answer.remark or 'code ' + str(answer.code)}"
     if answer.code == ResponseCode.TOPIC_NOT_EXIST:
         raise TopicNotFound(reason)
+    if answer.code == ResponseCode.NOT_AUTHORIZED:
+        raise NotAuthorized(reason, answer.code)
     if answer.code in (
         ResponseCode.SYSTEM_ERROR,
         ResponseCode.NO_PERMISSION,

@@ -30,7 +30,7 @@ from rmq_ray.client.consumer.assigned_queue import AssignedQueue, ReadyBatch, cu
 from rmq_ray.client.consumer.consumer_parts import ConsumerParts, is_retry_topic
 from rmq_ray.client.consumer.offset_store import ReadOffset
 from rmq_ray.client.messages.received import Page, whole_bytes
-from rmq_ray.errors import ConnectFailed, ConnectionLost, RemotingError, RmqError
+from rmq_ray.errors import ConnectFailed, ConnectionLost, NotAuthorized, RemotingError, RmqError
 from rmq_ray.model.groups import Subscription
 from rmq_ray.model.ids import MASTER_ID, Address
 from rmq_ray.model.pulling import PullStatus, PullSysFlag
@@ -394,9 +394,9 @@ class Puller:
         elif outcome.code == ResponseCode.STILL_RECOVERING:
             self._events.broker_lost(work.queue.broker_name)
         elif self._worth_a_line(work):
-            log.warning(
-                "pull of %s refused: code %d %s", work.queue, outcome.code, outcome.remark or ""
-            )
+            known = outcome.code == ResponseCode.NOT_AUTHORIZED
+            what = NotAuthorized.__name__ if known else f"code {outcome.code}"
+            log.warning("pull of %s refused: %s: %s", work.queue, what, outcome.remark or "")
         self._again(work, delay_ms)
 
     def _worth_a_line(self, work: AssignedQueue) -> bool:

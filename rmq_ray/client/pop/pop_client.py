@@ -70,6 +70,7 @@ REFUSALS = {
     ResponseCode.SUBSCRIPTION_PARSE_FAILED: SubscriptionInvalid,
     ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: GroupNotFound,
     ResponseCode.NO_PERMISSION: NotAuthorized,
+    ResponseCode.NOT_AUTHORIZED: NotAuthorized,
 }
 
 

@@ -60,6 +60,7 @@ _ERRORS: dict[int, type[RmqError]] = {
     ResponseCode.SUBSCRIPTION_NOT_LATEST: SubscriptionStale,
     ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: GroupNotFound,
     ResponseCode.NO_PERMISSION: NotAuthorized,
+    ResponseCode.NOT_AUTHORIZED: NotAuthorized,
 }
 
 

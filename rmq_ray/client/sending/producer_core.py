@@ -61,9 +61,12 @@ from rmq_ray.config import ProducerConfig
 from rmq_ray.errors import (
     BrokerUnreachable,
     ClientError,
+    HandshakeFailed,
     NoRoute,
     RemotingError,
+    ResponseError,
     SendError,
+    SendNotAuthorized,
     SendTimeout,
 )
 from rmq_ray.model.ids import Address, MessageQueue
@@ -71,6 +74,7 @@ from rmq_ray.model.message import Message, SendResult
 from rmq_ray.model.topics import DEFAULT_TOPIC, SELF_TEST_TOPIC
 from rmq_ray.protocol.retry import BACK_OFF_FIRST_MS, BACK_OFF_MAX_MS
 from rmq_ray.protocol.routing.queue_selection import checked_choice
+from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 
 ATTEMPT_MS = 3_000.0  # of one attempt of a loop: others wait for the thread meanwhile
@@ -91,7 +95,7 @@ class RouteWait:
     def attempt(self, until_ms: float) -> Sequence[MessageQueue] | None:
         """Look the route up once; blocks, until then (monotonic) at most. None: ask again after
         ``pause_ms``. ``NoRoute`` where no master is missing, or all that are were stopped on
-        purpose; ``TopicNotWritable`` where the topic forbids it.
+        purpose; ``TopicNotWritable`` where the topic forbids it, ``SendNotAuthorized`` the account.
         """
         try:
             return self._routes.find_publish(self.topic, self._default_queues, until_ms).queues
@@ -106,6 +110,8 @@ class RouteWait:
             if why := self._stopped.why(self._routes.brokers_missed(self.topic)):
                 raise self._given_up(f"now: {why}") from error
         except RemotingError as error:
+            if isinstance(error, ResponseError) and error.args[1] == ResponseCode.NOT_AUTHORIZED:
+                raise SendNotAuthorized(f"{error}; nothing was sent", self.topic) from error
             self.met = error
         return None
 
@@ -127,6 +133,12 @@ class RouteWait:
             if met is None
             else str(met).removesuffix("; nothing was sent")
         )
+        if isinstance(met, HandshakeFailed):
+            return SendNotAuthorized(
+                f"the route of topic {topic!r} is unknown, no name server lets this client in: "
+                f"{why}; nothing was sent",
+                topic,
+            )
         return BrokerUnreachable(
             f"the route of topic {topic!r} is unknown and no name server answers: {why}; "
             f"nothing was sent",

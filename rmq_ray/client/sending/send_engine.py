@@ -43,7 +43,7 @@ from rmq_ray.model.message import SendResult, SendStatus
 from rmq_ray.model.namespaces import queue_without_namespace
 from rmq_ray.protocol.retry import (
     MESSAGE_ILLEGAL,
-    NO_PERMISSION,
+    NOT_AUTHORIZED,
     STATUS_OF_CODE,
     SYSTEM_BUSY,
     Decision,
@@ -385,7 +385,7 @@ def classify(outcome: Outcome) -> tuple[Failure, int, str]:
     if isinstance(outcome, FrameTooLarge):
         return Failure.REFUSED, MESSAGE_ILLEGAL, str(outcome)
     if isinstance(outcome, HandshakeFailed):
-        return Failure.REFUSED, NO_PERMISSION, str(outcome)
+        return Failure.REFUSED, NOT_AUTHORIZED, str(outcome)
     return Failure.UNKNOWN, outcome.code, str(outcome)
 
 

@@ -190,6 +190,10 @@ class ResponseCode(IntEnum):
     """Ours: a frame of records failed the checks; nothing was written; the remark names the record
     and the fault.
     """
+    NOT_AUTHORIZED = 20004
+    """Ours: the account has not the right that this needs; the remark says which one, and on what.
+    Apache RocketMQ's clients get code 1, as its own brokers answer.
+    """
     LOG_DIVERGED = 20040
     """Ours: a slave's log is no prefix of the master's; the remark says where they part."""
     MASTER_FENCED = 20041

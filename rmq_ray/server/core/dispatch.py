@@ -159,6 +159,8 @@ class Dispatch:
             return None
         if isinstance(error, Refused):
             return command.answer(error.response_code, remark=error.message)
+        if isinstance(error, NotAuthorized) and peer.trusted:
+            return command.answer(ResponseCode.NOT_AUTHORIZED, remark=error.message)
         if isinstance(error, StoreNotReady) and peer.trusted:
             return command.answer(ResponseCode.STILL_RECOVERING, remark=error.message)
         self._keeper.check(error)

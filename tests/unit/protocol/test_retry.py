@@ -17,6 +17,7 @@ from rmq_ray.errors import (
     NoNameServer,
     NoRoute,
     SendError,
+    SendNotAuthorized,
     SendTimeout,
     SendUnknown,
     TopicNotFound,
@@ -206,6 +207,7 @@ def test_refusals_have_types() -> None:
         13: MessageIllegal,
         20003: MessageIllegal,
         20001: DuplicateMismatch,
+        20004: SendNotAuthorized,
         99: SendError,
     }
     assert {code: type(refusal(code, "no", "T")) for code in kinds} == kinds
