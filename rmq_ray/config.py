@@ -267,12 +267,18 @@ class RemotingLimits(_Group):
 
     frame_bytes_max: int = 16_777_212  # RocketMQ's 16 MiB less the length field
     connections_max: int = 4_096
+    connections_per_host_max: int = 3_072  # of one address: room for others is left
+    half_open_per_host_max: int = 1_024  # connections of one address that proved nothing yet
     unanswered_requests_max: int = 65_535  # a connection of ours
     unsent_bytes_max: int = 64 * MIB  # queued answers of one connection before it is closed
     handshake_timeout_ms: int = 5_000
     idle_timeout_ms: int = 120_000  # RocketMQ closes after 120 s without traffic
     connect_timeout_ms: int = 3_000
     request_timeout_ms: int = 3_000
+
+    def __post_init__(self) -> None:
+        _check_kinds(self)
+        _within(self, **{setting.name: (1, 16 * GIB) for setting in fields(self)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,9 +297,7 @@ class AuditConfig(_Group):
 @dataclass(frozen=True, slots=True)
 class Tls(_Group):
     """How a client speaks TLS. Each of ``ca``, ``certificate`` and ``key`` is the path of a PEM
-    file, or its text.
-
-    Files are read again for new connections when they change.
+    file, which is read again for new connections when it changes, or its text.
     """
 
     ca: str = ""  # who signs the servers' certificates; "" = whom the system trusts
@@ -353,9 +357,8 @@ class BrokerConfig(_Group):
     # waits for the slaves in sync, and goes on alone while none is
     copies_min: int = 2
     slave_timeout_ms: int = 3_000  # slaveTimeout -> FLUSH_SLAVE_TIMEOUT
-    in_sync_lag_ms: int = (
-        5_000  # a slave that lacks bytes for longer leaves the in-sync set (RocketMQ 5: 15 s)
-    )
+    # a slave that lacks bytes for longer leaves the in-sync set (RocketMQ 5: 15 s)
+    in_sync_lag_ms: int = 5_000
     slave_reads: bool = False  # slaveReadEnable: consumers far behind are sent to slaves
     master: str | None = None  # haMasterAddress, of a slave: "host:port"; None = name servers tell
     replica_sync_ms: int = 10_000  # how often a slave fetches topics, groups and offsets

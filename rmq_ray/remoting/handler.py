@@ -50,6 +50,10 @@ class Owner(Protocol):
         """Count the peer in; False when there are too many."""
         ...
 
+    def accepted(self, peer: ServerPeer) -> None:
+        """The peer may send requests from now on."""
+        ...
+
     def forget(self, peer: ServerPeer) -> None:
         """The peer's connection has ended."""
         ...

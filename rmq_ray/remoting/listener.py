@@ -1,16 +1,17 @@
 """A server's port: accepts connections, limits them, closes those that stay silent, hands requests
 to one handler.
 
-Decides who may connect (count, handshake, ``ForeignClients``) and for how long nothing may move.
-What one connection does is in ``peer``; what a request means is the handler's. Called by name
-server, broker and tests. Invariants: everything runs in the loop that called ``start``; the server
-never speaks first; no connection can stop another.
+Decides who may connect (count, also of one address, handshake, ``ForeignClients``) and for how long
+nothing may move. What one connection does is in ``peer``; what a request means is the handler's.
+Called by name server, broker and tests. Invariants: everything runs in the loop that called
+``start``; the server never speaks first; no connection can stop another.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from rmq_ray.clock import Clock
@@ -33,6 +34,7 @@ QUIET_MS = 60_000.0  # of a host that was refused for the same reason before
 QUIET_MAX = 256  # such hosts and reasons
 RELEASE_MEMORY_MS = 10_000
 CLOSE_WAIT_S = 1.0
+ACCEPTED = (Stage.TRUSTED, Stage.FOREIGN)
 
 
 class Listener:
@@ -86,7 +88,10 @@ class Listener:
         self._timer: asyncio.TimerHandle | None = None
         self._empty: asyncio.Event | None = None
         self._complaints = 0
-        self._refused = 0
+        self.refused = 0
+        """Connections that were refused or turned away since the start."""
+        self._of_host: Counter[str] = Counter()
+        self._half_open: Counter[str] = Counter()
         self._quiet_until: dict[tuple[str, str], float] = {}
 
     @property
@@ -94,7 +99,7 @@ class Listener:
         """The connections that have sent requests: trusted ones, and foreign ones on an open
         port.
         """
-        return [peer for peer in self._peers if peer.stage in (Stage.TRUSTED, Stage.FOREIGN)]
+        return [peer for peer in self._peers if peer.stage in ACCEPTED]
 
     @property
     def connections(self) -> int:
@@ -146,16 +151,10 @@ class Listener:
 
     def scan(self, now_ms: float) -> None:
         """Close what has been silent too long; called every second with the monotonic time."""
-        if self._complaints > COMPLAINTS_MAX or self._refused:
-            more = max(0, self._complaints - COMPLAINTS_MAX)
-            log.warning(
-                "%s: %d more complaints about connections, %d refused above %d",
-                self.name,
-                more,
-                self._refused,
-                self.limits.connections_max,
-            )
-        self._complaints = self._refused = 0
+        if self._complaints > COMPLAINTS_MAX:
+            more = self._complaints - COMPLAINTS_MAX
+            log.warning("%s: %d more complaints about connections", self.name, more)
+        self._complaints = 0
         if self.tls is not None:
             self.tls.look(now_ms)
         for peer in list(self._peers):
@@ -169,11 +168,7 @@ class Listener:
             peer.abort("it did not read the rest")
             return
         silent_ms = now_ms - peer.heard_ms
-        if (
-            not peer.trusted
-            and peer.stage is not Stage.FOREIGN
-            and now_ms - peer.opened_ms > self._patience_ms(peer)
-        ):
+        if peer.stage not in ACCEPTED and now_ms - peer.opened_ms > self._patience_ms(peer):
             self.complain(peer, f"closed: no handshake within {self._patience_ms(peer)} ms")
             peer.abort("no handshake")
         elif silent_ms > self.limits.idle_timeout_ms:
@@ -200,16 +195,33 @@ class Listener:
     # --- what peers use ---------------------------------------------------------------------------
 
     def admit(self, peer: ServerPeer) -> bool:
-        """Count a new connection in; False above the limit."""
-        if len(self._peers) >= self.limits.connections_max or self._server is None:
-            self._refused += 1
+        """Count a new connection in; False above a limit."""
+        if self._server is None:
             return False
+        limits, host = self.limits, peer.host
+        for count, name in (
+            (len(self._peers), "connections_max"),
+            (self._of_host[host], "connections_per_host_max"),
+            (self._half_open[host], "half_open_per_host_max"),
+        ):
+            if count >= getattr(limits, name):
+                self.refuse(peer, f"closed: {getattr(limits, name)} are there ({name})")
+                return False
         self._peers.add(peer)
+        self._of_host[host] += 1
+        self._half_open[host] += 1
         return True
+
+    def accepted(self, peer: ServerPeer) -> None:
+        """The peer may send requests: it is no longer half open."""
+        _less(self._half_open, peer.host)
 
     def forget(self, peer: ServerPeer) -> None:
         """A connection has ended."""
         self._peers.discard(peer)
+        _less(self._of_host, peer.host)
+        if peer.stage not in ACCEPTED:
+            _less(self._half_open, peer.host)
         if self._empty is not None and not self._peers:
             self._empty.set()
 
@@ -223,6 +235,7 @@ class Listener:
         """A complaint about somebody who may not come in, once a minute for each host and reason:
         clients that a restart left behind come again and again. ``on_refused`` is told each time.
         """
+        self.refused += 1
         now, key = self._clock.monotonic_ms(), (peer.host, reason)
         if now >= self._quiet_until.get(key, 0.0):
             if len(self._quiet_until) >= QUIET_MAX:
@@ -234,3 +247,10 @@ class Listener:
     def monotonic_ms(self) -> float:
         """The clock that time-outs are measured with."""
         return self._clock.monotonic_ms()
+
+
+def _less(counts: Counter[str], host: str) -> None:
+    """One less; hosts without any leave no entry."""
+    counts[host] -= 1
+    if counts[host] <= 0:
+        del counts[host]

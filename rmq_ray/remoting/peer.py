@@ -400,6 +400,7 @@ class ServerPeer(asyncio.BufferedProtocol):
             self._shake_hands(command)
         elif self._owner.foreign is ForeignClients.OPEN:
             self.stage = Stage.FOREIGN
+            self._owner.accepted(self)
             self._serve(command, size)
         else:
             self._turn_away(
@@ -457,6 +458,7 @@ class ServerPeer(asyncio.BufferedProtocol):
             self.member = not self.account
             self._handshake = None
             self.stage, self.trusted = Stage.TRUSTED, True
+            self._owner.accepted(self)
             self._buffer.frame_bytes_max, self._buffer.eager = self._limits.frame_bytes_max, True
 
     def _turn_away(self, reason: str) -> None:

@@ -199,6 +199,10 @@ OTHER_LANGUAGE = 7
 FRAME_BYTES_MAX = 16_777_212
 FRAME_BYTES_MIN = 4
 HEADER_BYTES_MAX = (1 << 24) - 1
+HEADER_READ_MAX = 1 << 20
+"""Of a frame that is read: what a header may make its reader parse. The longest that RocketMQ's
+clients write hold 32 KiB of properties.
+"""
 FIELDS_MAX = 1_024
 """Ext fields of one frame; RocketMQ's richest request has 25."""
 
@@ -344,6 +348,8 @@ def decode(frame: memoryview) -> Command:
     form, header_length = mark >> 24, mark & HEADER_BYTES_MAX
     if header_length > length - FRAME_BYTES_MIN:
         raise MalformedFrame(f"header of {header_length} bytes in a frame of {length}")
+    if header_length > HEADER_READ_MAX:
+        raise MalformedFrame(f"header of {header_length} bytes; at most {HEADER_READ_MAX} are read")
     end = FRAME_BYTES_MIN + header_length
     header = frame[FRAME_BYTES_MIN:end]
     body = frame[end:] if length > end else b""

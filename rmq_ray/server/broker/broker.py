@@ -312,6 +312,7 @@ class Broker:
             else self._core.status()
         )
         found["connections"] = self._listener.connections
+        found["refused_connections"] = self._listener.refused
         found["audit"] = self.audit.status()
         if self._config.foreign is ForeignClients.ACL:
             found["access"] = self.access.status()

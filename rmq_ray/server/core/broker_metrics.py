@@ -75,6 +75,12 @@ FROM_STATUS = (
     ),
     ("rmq_ray_queue_locks", "gauge", "Queues locked for ordered consumers.", "queue_locks"),
     ("rmq_ray_connections", "gauge", "Open connections.", "connections"),
+    (
+        "rmq_ray_refused_connections_total",
+        "counter",
+        "Connections that were refused or turned away.",
+        "refused_connections",
+    ),
 )
 """(name, kind, help, keys of the status that are added up)."""
 
