@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,25 @@ def test_a_consumer_that_lost_its_right_says_so_and_others_and_later_messages_go
         doors.denied.clear()
         eventually(lambda: b"meanwhile" in mine.bodies)
     assert "the secret of" not in caplog.text
+
+
+def test_a_bulk_read_that_is_refused_is_typed_when_it_is_planned_and_when_it_runs(
+    doors: Doors,
+) -> None:
+    where = doors.of("web-shop")
+    keys = where["access_key"], where["secret_key"]
+    discovery = discovery_for(CLUSTER, where["name_servers"], b"", None, *keys)
+    with Producer(**doors.of("billing"), send_timeout_ms=20_000) as producer:
+        producer.send("orders", b"1")
+    with plan_scan(discovery, "orders", "earliest", "latest", 1) as plan:
+        doors.denied |= {("web-shop", Action.SUB), ("web-shop", Action.ANY)}
+        split = replace(plan.splits[0], host_id="elsewhere")
+        reader = open_reader(plan)
+        with pytest.raises(NotAuthorized, match="account web-shop may not SUB"):
+            list(reader.read(split, 1 << 16))
+        reader.close()
+    with pytest.raises(NotAuthorized, match="account web-shop may not"):
+        plan_scan(discovery, "orders", "earliest", "latest", 1)
 
 
 def test_administration_that_is_refused_is_typed(doors: Doors) -> None:

@@ -16,7 +16,7 @@ import msgpack
 
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.clock import Clock
-from rmq_ray.errors import ClusterError, RemotingError, ResponseError
+from rmq_ray.errors import ClusterError, NotAuthorized, RemotingError, ResponseError, RmqError
 from rmq_ray.model.ids import Address
 from rmq_ray.remoting.wire.bodies import decode_cluster_info
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
@@ -71,13 +71,21 @@ def ask_name_server(instance: ClientInstance, code: RequestCode) -> Command:
     )
 
 
+def refused(what: str, answer: Command) -> RmqError:
+    """The error that stands for a refusal."""
+    kind = NotAuthorized if answer.code == ResponseCode.NOT_AUTHORIZED else ResponseError
+    return kind(what, int(answer.code))
+
+
 def ask_for_map(
     instance: ClientInstance, address: Address, code: RequestCode, body: list[Any]
 ) -> dict[Any, Any]:
-    """What a broker answers to one of our msgpack requests. ``ResponseError`` where it refuses."""
+    """What a broker answers to one of our msgpack requests. ``ResponseError`` where it refuses,
+    ``NotAuthorized`` the account.
+    """
     answer = ask_broker(instance, address, Command(code, body=msgpack.packb(body), serialize=1))
     if answer.code != ResponseCode.SUCCESS:
-        raise ResponseError(f"broker {address} refused {code.name}: {answer.remark}", answer.code)
+        raise refused(f"broker {address} refused {code.name}: {answer.remark}", answer)
     found = msgpack.unpackb(answer.body_bytes(), strict_map_key=False)
     assert isinstance(found, dict)
     return found

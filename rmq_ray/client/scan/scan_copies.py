@@ -36,7 +36,13 @@ from typing import Any
 import msgpack
 
 from rmq_ray.client.instance.client_instance import ClientInstance
-from rmq_ray.client.instance.outage import PATIENCE_MS, PAUSE_MS, TIMEOUT_MS, ask_patiently
+from rmq_ray.client.instance.outage import (
+    PATIENCE_MS,
+    PAUSE_MS,
+    TIMEOUT_MS,
+    ask_patiently,
+    refused,
+)
 from rmq_ray.client.pull.queue_queries import QueueQueries
 from rmq_ray.clock import Clock
 from rmq_ray.config import RemotingLimits, Tls
@@ -92,8 +98,8 @@ class StreamSplitReader:
         """Yield (records, sizes) until ``split.end``; damaged records are left out, as everywhere.
 
         Raises ``OffsetOutOfRange`` where retention overtook the split or the log was cut below its
-        end, ``ResponseError`` for other refusals, and the connection's error when the broker stays
-        away for longer than a minute.
+        end, ``NotAuthorized``, ``ResponseError`` for other refusals, and the connection's error
+        when the broker stays away for longer than a minute.
         """
         at = split.start
         while at < split.end:  # ends: at rises
@@ -131,9 +137,9 @@ class StreamSplitReader:
 
         answer = ask_patiently(attempt, self._clock, self._outage_max_ms)
         if answer.code not in _PAGES:
-            raise ResponseError(
+            raise refused(
                 f"the broker refused a scan of {split.queue}: {answer.remark or 'no reason given'}",
-                answer.code,
+                answer,
             )
         page = unpack_pull_answer(answer.body)
         if answer.code in _GONE:
@@ -300,9 +306,7 @@ class _Asking:
                 ) from error
             raise
         if answer.code != ResponseCode.SUCCESS:
-            raise ResponseError(
-                f"broker {self.at} refused QUEUE_BOUNDS: {answer.remark}", answer.code
-            )
+            raise refused(f"broker {self.at} refused QUEUE_BOUNDS: {answer.remark}", answer)
         master = self._known.get(MASTER_ID)
         if master is not None and self.at != master:
             log.warning(
