@@ -45,6 +45,14 @@ def test_where_topics_are_made_by_hand_a_send_to_a_misspelt_one_names_the_right_
             assert producer.send("orders", b"x").queue.topic == "orders"
 
 
+def test_nobody_meant_the_topics_that_brokers_have_of_their_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with LiveCluster(tmp_path) as cluster, Producer("p", discovery=cluster) as producer:
+        producer.send("broker-x", b"looks like broker-a")
+    assert "'broker-x': it is created" in caplog.text and "did you mean" not in caplog.text
+
+
 def test_where_a_send_makes_its_topic_producer_and_broker_say_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -189,7 +189,7 @@ def test_orders_become_bills_in_ray_data_and_a_repeated_write_stores_nothing_twi
     assert mq.admin.to_arrow(ray_data.BILLS).num_rows == written
 
 
-def test_readings_survive_the_death_of_a_master_and_a_hand_over(
+def test_readings_survive_the_death_of_a_master_a_hand_over_and_a_copy_that_is_gone_for_good(
     ray_here: None, tmp_path: Path
 ) -> None:
     from examples import failover
@@ -198,7 +198,8 @@ def test_readings_survive_the_death_of_a_master_and_a_hand_over(
     assert (
         found["arrived"] == failover.READINGS
         and set(found["handed_over"]) == {0, 1}
-        and found["epochs"][1] >= found["epochs"][0] + 2
+        and found["alone"] != found["handed_over"][1]
+        and found["epochs"][1] >= found["epochs"][0] + 3
     )
 
 

@@ -350,7 +350,9 @@ class ClientInstance:
             return []
         if answer.code != ResponseCode.SUCCESS:
             return []
-        return similar_topics(topic, decode_topic_list(answer.body_bytes()))
+        cluster = self.link.cluster
+        servers = {"" if cluster is None else cluster.cluster, *self.routes.broker_names()}
+        return similar_topics(topic, decode_topic_list(answer.body_bytes()), servers)
 
     def refresh_route_soon(self, topic: str) -> None:
         """Have the timer thread fetch the topic's route; returns at once. Asking again while it

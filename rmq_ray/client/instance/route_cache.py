@@ -117,6 +117,10 @@ class RouteCache:
         """The cached list of queues to read; empty when there is none."""
         return self._subscribe.get(topic, ())
 
+    def broker_names(self) -> list[str]:
+        """Brokers with a known address."""
+        return list(self._brokers)
+
     def addresses(self, broker_name: str) -> dict[int, Address]:
         """Broker id -> address; empty when the name is unknown. Not to be changed by the caller."""
         return self._brokers.get(broker_name, {})

@@ -5,23 +5,28 @@ Decides what looks alike, and how it is told. Does not decide what is done about
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 
 from rmq_ray.model.topics import DLQ_PREFIX, REPLY_SUFFIX, RETRY_PREFIX, SYSTEM_TOPICS
 
 SIMILAR_MAX = 3
-SIMILARITY_MIN = 0.6
+SIMILARITY_MIN = 0.7  # 'reminders' is not meant for 'orders'
 NAMES_MAX = 10_000  # compared for one answer: a hundredth of a second each thousand
 
 
-def similar_topics(topic: str, names: Iterable[str]) -> list[str]:
-    """At most three of the users' topics among ``names``, the most similar first.
+def similar_topics(topic: str, names: Iterable[str], servers: Collection[str] = ()) -> list[str]:
+    """At most three of the users' topics among ``names``, the most similar first. ``servers``:
+    names of the cluster and of brokers, which have topics of their own.
 
     >>> similar_topics("ordres", ["payments", "orders", "Orders", "%RETRY%orders", "TBW102"])
     ['Orders', 'orders']
+    >>> similar_topics("reminders", ["orders"]), similar_topics("n", ["nb"], ["nb"])
+    ([], [])
     """
-    users = sorted(name for name in names if name != topic and not is_own_topic(name))[:NAMES_MAX]
+    users = sorted(
+        name for name in names if name != topic and name not in servers and not is_own_topic(name)
+    )[:NAMES_MAX]
     folded: dict[str, list[str]] = {}
     for name in users:
         folded.setdefault(name.lower(), []).append(name)
