@@ -171,6 +171,8 @@ class Listener:
         if peer.stage not in ACCEPTED and now_ms - peer.opened_ms > self._patience_ms(peer):
             self.complain(peer, f"closed: no handshake within {self._patience_ms(peer)} ms")
             peer.abort("no handshake")
+        elif self.account_key is not None and peer.outdated(self.account_key):
+            peer.close("the secret key of its account has changed")
         elif silent_ms > self.limits.idle_timeout_ms:
             peer.abort("idle")
         else:

@@ -44,7 +44,7 @@ from rmq_ray.errors import (
 )
 from rmq_ray.remoting import handshake
 from rmq_ray.remoting.handler import AnswerCallback, Owner
-from rmq_ray.remoting.handshake import ServerHandshake, ServerState
+from rmq_ray.remoting.handshake import AccountKey, ServerHandshake, ServerState
 from rmq_ray.remoting.sockets import tune
 from rmq_ray.remoting.tls_transport import TlsTransport
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
@@ -169,6 +169,7 @@ class ServerPeer(asyncio.BufferedProtocol):
             eager=False,
         )
         self._handshake: ServerHandshake | None = None
+        self._proved = b""
         self._writer: AnswerWriter | None = None
         self._in_turn = False
         self._flush_planned = False
@@ -238,6 +239,14 @@ class ServerPeer(asyncio.BufferedProtocol):
             self._transport.abort()
 
     # --- what the listener's scan uses ------------------------------------------------------------
+
+    def outdated(self, account_key: AccountKey) -> bool:
+        """Whether its account has another secret since it proved the old one. Of an account that
+        is gone each request is refused, in words that a closed connection has not.
+        """
+        if not self.trusted or not self.account:
+            return False
+        return account_key(self.account) not in (None, self._proved)
 
     def expire(self, now_ms: float) -> None:
         """Drop what waited too long: unanswered requests to the client, requests that were never
@@ -455,6 +464,7 @@ class ServerPeer(asyncio.BufferedProtocol):
             self.close("handshake refused")
         elif self._handshake.state is ServerState.TRUSTED:
             self.account = self._handshake.proven.access_key
+            self._proved = self._handshake.proven.secret
             self.member = not self.account
             self._handshake = None
             self.stage, self.trusted = Stage.TRUSTED, True

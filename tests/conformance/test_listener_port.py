@@ -133,6 +133,24 @@ def test_an_account_is_known_by_its_proof_and_is_no_member() -> None:
         assert port.handler.trusted == [True, True]
 
 
+def test_a_connection_that_proved_an_old_secret_ends_and_the_others_go_on() -> None:
+    keys = {"web-shop": AS_WEB.secret}
+    with (
+        Served(Echo(), account_key=keys.get) as port,
+        RawClient(port.address, AS_WEB) as account,
+        RawClient(port.address, CREDENTIALS) as member,
+    ):
+        assert account.echo()
+        del keys["web-shop"]
+        port.loop.call_soon_threadsafe(port.listener.scan, SYSTEM_CLOCK.monotonic_ms())
+        assert account.echo(), "of an account that is gone the handler decides"
+        keys["web-shop"] = b"another secret"
+        assert account.ended() and member.echo()
+        with RawClient(port.address) as again:
+            old = ClientHandshake(AS_WEB, b"n" * 32)
+            assert again.ask(old.prove(again.ask(old.hello()))).code == 16
+
+
 def test_strangers_are_no_members_and_no_account(open_port: Served) -> None:
     with RawClient(open_port.address) as stranger:
         assert stranger.echo()
