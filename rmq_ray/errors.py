@@ -39,6 +39,7 @@ says whose fault it was.
     │   ├── HandshakeFailed              wrong secret, cluster or role (peer)
     │   │   └── TlsFailed                a certificate, or an end without TLS (peer)
     │   └── ResponseError                the peer answered with a failure code
+    │       └── RouteNotAuthorized       also a NotAuthorized: the account may not (caller)
     ├── StoreError                       the disk's side
     │   ├── StoreInUse, StoreMissing, StoreForeign, StoreUnwritable
     │   ├── StoreCorrupt                 bytes on disk contradict the format
@@ -419,6 +420,14 @@ class ResponseError(RemotingError):
     def response_code(self) -> int:
         """RocketMQ's code; 1 where the peer sent none."""
         return int(str(self.args[1])) if len(self.args) > 1 else 1
+
+
+class RouteNotAuthorized(ResponseError, NotAuthorized):
+    """A name server does not tell the account where a topic is, which it may neither send to nor
+    read.
+    """
+
+    code = 16
 
 
 class StoreError(RmqError):

@@ -23,7 +23,7 @@ from rmq_ray.actors.clients import (
 from rmq_ray.actors.discovery import discovery_for
 from rmq_ray.client.admin.admin import Admin
 from rmq_ray.client.scan.scan_plan import open_reader, plan_scan
-from rmq_ray.errors import HandshakeFailed, NotAuthorized, SendError
+from rmq_ray.errors import HandshakeFailed, NotAuthorized, RouteNotAuthorized, SendError
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.access.accounts import Account
 from rmq_ray.protocol.access.decision import Action
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.timeout(120)
 
 class Doors:
     """A live cluster that knows these accounts. ``denied``: what which account may not;
-    ``seen``: who asked its broker.
+    ``seen``: who asked its servers.
     """
 
     def __init__(self, cluster: LiveCluster) -> None:
@@ -51,9 +51,9 @@ class Doors:
         core, names = cluster.brokers[0]._core, cluster.name_server
         assert core is not None and names is not None
         cluster.brokers[0]._listener.account_key = names._listener.account_key = keys.get
-        requests = core.dispatch.requests
-        for code, (row, handler) in requests.items():
-            requests[code] = (row, self._guarded(row, handler))
+        for requests in (core.dispatch.requests, names.server._requests):
+            for code, (row, handler) in requests.items():
+                requests[code] = (row, self._guarded(row, handler))
 
     def of(self, account: str, **changed: Any) -> dict[str, Any]:
         """What its clients are given."""
@@ -128,6 +128,24 @@ def test_a_refused_send_is_a_send_error_and_a_not_authorized_that_names_the_righ
         assert others.send("orders", b"4")
         doors.denied.clear()
         assert ours.send("orders", b"5"), "a right that came back needs no new client"
+
+
+def test_a_topic_whose_route_is_refused_fails_at_once_and_typed(doors: Doors) -> None:
+    where = doors.of("web-shop")
+    doors.denied.add(("web-shop", Action.ANY))
+    told = "name server refused the route of 'wages': the account web-shop may not"
+    for kind in (SendError, NotAuthorized):
+        with (
+            Producer(**where, send_timeout_ms=60_000) as producer,
+            pytest.raises(kind, match=told) as caught,
+        ):
+            producer.send("wages", b"x")
+        assert isinstance(caught.value.__cause__, RouteNotAuthorized)
+    with (
+        PullConsumer("g", **where) as reader,
+        pytest.raises(NotAuthorized, match=told),
+    ):
+        reader.fetch_message_queues("wages")
 
 
 def test_a_consumer_that_lost_its_right_says_so_and_others_and_later_messages_go_on(

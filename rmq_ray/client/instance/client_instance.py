@@ -36,7 +36,7 @@ from rmq_ray.client.instance.stopped_brokers import StoppedBrokers
 from rmq_ray.client.instance.timers import ClientTimers
 from rmq_ray.clock import SYSTEM_CLOCK, Clock
 from rmq_ray.config import RemotingLimits
-from rmq_ray.errors import ClientError, RemotingError, ResponseError
+from rmq_ray.errors import ClientError, RemotingError, ResponseError, RouteNotAuthorized
 from rmq_ray.model.groups import ConsumerData, Heartbeat
 from rmq_ray.model.ids import MASTER_ID, Address
 from rmq_ray.model.topics import TopicRoute
@@ -444,7 +444,8 @@ class ClientInstance:
             return decode_route(answer.body_bytes())
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:
             return None
-        raise ResponseError(
+        refused = answer.code == ResponseCode.NOT_AUTHORIZED
+        raise (RouteNotAuthorized if refused else ResponseError)(
             f"a name server refused the route of {topic!r}: {answer.remark or 'no reason given'}",
             answer.code,
         )

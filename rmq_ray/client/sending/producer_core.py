@@ -64,7 +64,7 @@ from rmq_ray.errors import (
     HandshakeFailed,
     NoRoute,
     RemotingError,
-    ResponseError,
+    RouteNotAuthorized,
     SendError,
     SendNotAuthorized,
     SendTimeout,
@@ -74,7 +74,6 @@ from rmq_ray.model.message import Message, SendResult
 from rmq_ray.model.topics import DEFAULT_TOPIC, SELF_TEST_TOPIC
 from rmq_ray.protocol.retry import BACK_OFF_FIRST_MS, BACK_OFF_MAX_MS
 from rmq_ray.protocol.routing.queue_selection import checked_choice
-from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 
 ATTEMPT_MS = 3_000.0  # of one attempt of a loop: others wait for the thread meanwhile
@@ -110,7 +109,7 @@ class RouteWait:
             if why := self._stopped.why(self._routes.brokers_missed(self.topic)):
                 raise self._given_up(f"now: {why}") from error
         except RemotingError as error:
-            if isinstance(error, ResponseError) and error.args[1] == ResponseCode.NOT_AUTHORIZED:
+            if isinstance(error, RouteNotAuthorized):
                 raise SendNotAuthorized(f"{error}; nothing was sent", self.topic) from error
             self.met = error
         return None
