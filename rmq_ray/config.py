@@ -420,11 +420,6 @@ class BrokerConfig(_Group):
     def __post_init__(self) -> None:
         _check_kinds(self)
         _require(
-            self.foreign is not ForeignClients.ACL,
-            "foreign='acl' needs access rules, which do not exist yet: use 'closed' or 'open'",
-            "acl",
-        )
-        _require(
             1 <= self.copies_min <= 16,
             "copies_min must be 1 to 16 (the master counts; with 1 it goes on alone)",
             self.copies_min,

@@ -59,15 +59,15 @@ class Listener:
         on_refused: Callable[[ServerPeer, str], None] = lambda _peer, _reason: None,
         account_key: AccountKey | None = None,
     ) -> None:
-        if foreign is ForeignClients.ACL:
+        if foreign is ForeignClients.ACL and account_key is None:
             raise ConfigError(
                 f"foreign='acl' needs access rules, which this {name} does not have: use "
                 f"'closed' or 'open'",
                 "acl",
             )
-        if foreign is ForeignClients.CLOSED and not credentials.secret:
+        if foreign is not ForeignClients.OPEN and not credentials.secret:
             raise ConfigError(
-                f"a closed port needs a secret: give the {name} one, or open it with "
+                f"a {foreign.value} port needs a secret: give the {name} one, or open it with "
                 f"foreign='open'",
                 "secret",
             )
@@ -184,7 +184,7 @@ class Listener:
         """A foreign client may connect long before its first request; one that began a handshake
         may not.
         """
-        open_port = self.foreign is ForeignClients.OPEN and peer.stage is Stage.FIRST
+        open_port = self.foreign is not ForeignClients.CLOSED and peer.stage is Stage.FIRST
         return self.limits.idle_timeout_ms if open_port else self.limits.handshake_timeout_ms
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -144,7 +144,7 @@ class ServerPeer(asyncio.BufferedProtocol):
 
     def __init__(self, owner: Owner) -> None:
         limits = owner.limits
-        open_port = owner.foreign is ForeignClients.OPEN
+        open_port = owner.foreign is not ForeignClients.CLOSED
         self.host, self.port = "?", 0
         self.closed = False
         self.trusted = self.member = False
@@ -407,7 +407,7 @@ class ServerPeer(asyncio.BufferedProtocol):
             self._refuse_plain(command)
         elif self.stage is Stage.PROVING or command.code == RequestCode.HELLO:
             self._shake_hands(command)
-        elif self._owner.foreign is ForeignClients.OPEN:
+        elif self._owner.foreign is not ForeignClients.CLOSED:
             self.stage = Stage.FOREIGN
             self._owner.accepted(self)
             self._serve(command, size)

@@ -8,8 +8,8 @@ Does not decide how a request is served: handlers do, bound where a server's par
 Invariants, each a test: every ``RequestCode`` has a row; a code has one row for each party that
 serves it; every row that a party serves has a handler there, and the other way round.
 
-To add a request: its code (``remoting.wire.codes``), its row here, its handler. Rights are not
-enforced yet: ports are closed to strangers, or open to all of them.
+To add a request: its code (``remoting.wire.codes``), its row here, its handler. Its right
+is checked where ports take accounts (``server.security.access_guard``).
 """
 
 from __future__ import annotations
@@ -351,9 +351,14 @@ NAME_SERVERS = (
         header=TopicHeader,
     ),
     configures(Code.PUT_KV_CONFIG, "SettingsHandlers.put", header=h.KeyValueHeader),
-    routes(Code.GET_KV_CONFIG, "SettingsHandlers.get", header=h.KeyValueHeader),
+    configures(Code.GET_KV_CONFIG, "SettingsHandlers.get", header=h.KeyValueHeader, audited=False),
     configures(Code.DELETE_KV_CONFIG, "SettingsHandlers.delete", header=h.KeyValueHeader),
-    routes(Code.GET_KVLIST_BY_NAMESPACE, "SettingsHandlers.list_all", header=h.KeyValueHeader),
+    configures(
+        Code.GET_KVLIST_BY_NAMESPACE,
+        "SettingsHandlers.list_all",
+        header=h.KeyValueHeader,
+        audited=False,
+    ),
     configures(Code.UPDATE_NAMESRV_CONFIG, "SettingsHandlers.update_config", body="key=value"),
     configures(Code.GET_NAMESRV_CONFIG, "SettingsHandlers.get_config", audited=False),
 )

@@ -8,7 +8,6 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -213,8 +212,7 @@ def test_groups_without_dead_letters_and_wrong_names_are_told(dead: DeadLetters)
 def test_an_export_says_how_many_it_wrote_and_where(
     cluster: LiveCluster, dead: DeadLetters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    joined = SimpleNamespace(discovery=cluster)
-    monkeypatch.setattr(context.Options, "connect", lambda self: joined)
+    monkeypatch.setattr(context.Options, "discovery", cluster)
     ids = send(cluster, 3)
     reject_all(cluster, dead, "g", 3)
     eventually(lambda: len(dead.dead_letter_groups()) == 1 and fate(dead, "g") == (3, 3))

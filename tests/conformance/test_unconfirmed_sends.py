@@ -16,7 +16,6 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-import rmq_ray
 from rmq_ray.cli import context
 from rmq_ray.cli.main import main
 from rmq_ray.client.producer.async_producer import AsyncProducer
@@ -187,12 +186,8 @@ def test_a_table_tells_which_rows_were_confirmed(cluster: TinyCluster, asynchron
 def test_the_command_line_fails_and_says_it_on_one_line(
     cluster: TinyCluster, monkeypatch: pytest.MonkeyPatch, text: str | None
 ) -> None:
-    def producer(group: str, cluster: str | None = None, **settings: Any) -> Producer:
-        return Producer(group, discovery=tiny, **settings)
-
-    tiny = cluster
     monkeypatch.setattr(context.Options, "admin", SimpleNamespace(masters=dict))
-    monkeypatch.setattr(rmq_ray, "Producer", producer, raising=False)
+    monkeypatch.setattr(context.Options, "discovery", cluster)
     arguments = ["produce", "orders"] if text else ["produce", "orders", "x"]
     result = CliRunner().invoke(main, arguments, input=text)
     assert result.exit_code == 1 and result.output.count("\n") == 1

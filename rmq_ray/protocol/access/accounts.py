@@ -18,7 +18,7 @@ from enum import Enum, Flag, auto
 from itertools import chain
 
 from rmq_ray.errors import ConfigError
-from rmq_ray.model.topics import RETRY_PREFIX
+from rmq_ray.model.topics import RETRY_PREFIX, SYSTEM_TOPICS
 from rmq_ray.protocol.access.addresses import white_list
 
 KEY_CHARS_MIN = 7
@@ -102,7 +102,8 @@ class Account:
 
     def may(self, kind: ResourceKind, name: str, wanted: Right) -> bool:
         """Whether this account holds one of ``wanted`` there. What belongs to the cluster as a
-        whole is open to every account, unless it is for administrators (``decision``).
+        whole is open to every account, unless it is for administrators (``decision``). Topics of
+        the brokers' own (delayed and half messages of everybody) need an entry.
         """
         if kind is ResourceKind.CLUSTER or (self.admin and not (self.topics or self.groups)):
             return True
@@ -112,6 +113,8 @@ class Account:
         )
         if name == EVERY:
             return all(right & wanted for right in chain(held.values(), (default,)))
+        if topic and name in SYSTEM_TOPICS:
+            default = Right.NONE
         return bool(held.get(name, default) & wanted)
 
     def needs_no_signature_from(self, host: str) -> bool:

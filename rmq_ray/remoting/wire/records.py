@@ -28,7 +28,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import msgpack
 import numpy as np
 
-from rmq_ray.errors import MalformedFrame
+from rmq_ray.errors import MalformedFrame, MessageIllegal
 from rmq_ray.remoting.wire.frame import Body, Buffer
 
 Sizes = np.ndarray[Any, np.dtype[Any]]
@@ -123,6 +123,30 @@ def pack_send(records: Buffer, sizes: Sizes) -> tuple[Buffer, ...]:
 def pack_send_one(record: bytes) -> tuple[Buffer, ...]:
     """``pack_send`` of a frame of one record."""
     return (_ONE.pack(1, len(record)), record)
+
+
+_RECORD_HEADER_BYTES = (
+    88  # a record's fixed part; queue id at 12, length of the body at 84 (store-format 2.1)
+)
+_QUEUE_AND_BODY = struct.Struct(">12xi68xi")
+
+
+def first_record(records: memoryview) -> tuple[str, int]:
+    """(topic, queue id) of the first record, read with care: nothing was checked yet. Raises
+    ``MessageIllegal``.
+    """
+    if len(records) <= _RECORD_HEADER_BYTES:
+        raise MessageIllegal(f"record 0: {len(records)} bytes are less than a record's head")
+    queue_id, body_length = _QUEUE_AND_BODY.unpack_from(records)
+    at = _RECORD_HEADER_BYTES + body_length
+    if not _RECORD_HEADER_BYTES <= at < len(records):
+        raise MessageIllegal(f"record 0: a body of {body_length} bytes runs over the frame's end")
+    try:
+        return str(records[at + 1 : at + 1 + records[at]], "ascii"), queue_id
+    except UnicodeDecodeError:
+        raise MessageIllegal(
+            "record 0: the topic holds other characters than letters, digits, % | _ -"
+        ) from None
 
 
 def unpack_send(body: Body) -> tuple[memoryview, Lengths]:

@@ -8,8 +8,10 @@ the loop, and their answer comes later.
 from __future__ import annotations
 
 from rmq_ray.clock import Clock
+from rmq_ray.codec.record import decode_record
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.ports import Peer
+from rmq_ray.protocol.access.decision import Action
 from rmq_ray.remoting.wire import bodies_admin
 from rmq_ray.remoting.wire.bodies_admin import ClientConnection, Progress, QueueStats
 from rmq_ray.remoting.wire.codes import ResponseCode
@@ -23,7 +25,7 @@ from rmq_ray.remoting.wire.headers import (
     ViewMessageHeader,
 )
 from rmq_ray.server.base.identity import Identity
-from rmq_ray.server.base.responses import AnswerFrom, Refused
+from rmq_ray.server.base.responses import AnswerFrom, CheckTopic, Refused, everybody_may
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.groups.consume_stats import store_ms_at
 from rmq_ray.server.groups.membership import GroupMembership
@@ -46,7 +48,9 @@ class QueryHandlers:
         members: GroupMembership,
         answer_from: AnswerFrom,
         clock: Clock,
+        check_topic: CheckTopic = everybody_may,
     ) -> None:
+        self._check_topic = check_topic
         self._clock = clock
         self._keeper = keeper
         self._identity = identity
@@ -93,6 +97,7 @@ class QueryHandlers:
                     {},
                     remark=f"can not find message by the offset, {offset}",
                 )
+            self._check_topic(peer, Action.SUB, decode_record(record).topic)
             return command.answer(fields={}, body=record)
 
         self._later(command, peer, lambda: store.record_at(offset), answer)

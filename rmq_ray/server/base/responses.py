@@ -1,5 +1,5 @@
 """What a handler does instead of returning an answer: it refuses with a response code of its own
-choice, or answers later. ``core.dispatch`` implements both.
+choice, or answers later; and how it asks about rights. ``core.dispatch`` implements all of it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from rmq_ray.errors import RmqError
 from rmq_ray.ports import Peer
+from rmq_ray.protocol.access.decision import Action
 from rmq_ray.remoting.wire.frame import Command
 
 
@@ -41,3 +42,11 @@ class AnswerFrom(Protocol):
         Raises ``BrokerBusy`` when too much waits already.
         """
         ...
+
+
+CheckTopic = Callable[[Peer, Action, str], None]
+"""``check_topic(peer, action, topic)`` raises ``NotAuthorized``: for what only a record tells."""
+
+
+def everybody_may(_peer: Peer, _action: Action, _topic: str) -> None:
+    """A ``CheckTopic`` where nobody needs a right."""

@@ -44,6 +44,7 @@ from rmq_ray.server.pull.hold_link import HoldLink
 from rmq_ray.server.pull.parked_pulls import Hold, LocalHold, OnWake
 from rmq_ray.server.replication.leadership import NO_ID, Leadership
 from rmq_ray.server.security.access_copy import AccessCopy
+from rmq_ray.server.security.access_guard import AccessGuard
 from rmq_ray.server.security.audit_log import AUDIT_FILE, AuditLog
 from rmq_ray.server.slave.replica import Replica
 from rmq_ray.store.front.message_store import StoreState
@@ -103,6 +104,8 @@ class Broker:
         """Refusals and changes, written to the store's directory."""
         self.access = AccessCopy(config.cluster_name, f"{config.store.path}/rmq_ray", self._files)
         """The cluster's accounts, where connections need one."""
+        acl = config.foreign is ForeignClients.ACL
+        self._guard = AccessGuard(self.access, party, self.audit) if acl else None
         self._listener = Listener(
             self,
             credentials,
@@ -113,7 +116,7 @@ class Broker:
             config.busy_poll_us,
             config.tls,
             lambda peer, reason: self.audit.refused(party, peer, None, (), reason),
-            self.access.key_of if config.foreign is ForeignClients.ACL else None,
+            self.access.key_of if acl else None,
         )
         self.address: Address | None = None
         """Where clients reach it; None before it listens."""
@@ -314,8 +317,8 @@ class Broker:
         found["connections"] = self._listener.connections
         found["refused_connections"] = self._listener.refused
         found["audit"] = self.audit.status()
-        if self._config.foreign is ForeignClients.ACL:
-            found["access"] = self.access.status()
+        if self._guard is not None:
+            found["access"] = {**self.access.status(), "refused": self._guard.refused}
         if self._listener.tls is not None:
             found["tls"] = self._listener.tls.status()
         if self._registration is not None:
@@ -370,6 +373,7 @@ class Broker:
             self._leadership,
             epoch,
             self.audit,
+            self._guard,
         )
         core.pulls.parked.hold.start()
         if self._registration is not None:

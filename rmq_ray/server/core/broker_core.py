@@ -45,6 +45,7 @@ from rmq_ray.server.pull.parked_pulls import Hold, OnWake
 from rmq_ray.server.replication.leadership import Leadership
 from rmq_ray.server.replication.leadership_gate import LeadershipGate
 from rmq_ray.server.replication.replication import Replication
+from rmq_ray.server.security.access_guard import AccessGuard
 from rmq_ray.server.security.audit_log import AuditLog
 from rmq_ray.server.send.message_writer import MessageWriter
 from rmq_ray.server.send.send_hooks import hooked
@@ -85,6 +86,7 @@ class BrokerCore:
         leadership: Leadership | None = None,
         epoch: int | None = None,
         audit: AuditLog | None = None,
+        guard: AccessGuard | None = None,
     ) -> None:
         self.config = config
         self.identity = identity
@@ -109,7 +111,9 @@ class BrokerCore:
             reopens=leadership is None or epoch is None,
             covered=lambda log_offset: self.replication.covered(log_offset),
         )
-        self.dispatch = Dispatch(identity, self.keeper, self.tables, self.counters, reads, audit)
+        self.dispatch = Dispatch(
+            identity, self.keeper, self.tables, self.counters, reads, audit, guard
+        )
         self.handle = self.dispatch.handle
         """Serve one request, see ``Dispatch.handle``."""
         self.upkeep = Upkeep(self.keeper, identity, self.tables, clock, offload)

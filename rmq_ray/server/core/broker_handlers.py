@@ -161,7 +161,12 @@ def _sending(parts: HandlerParts, path: SendPath) -> tuple[object, ...]:
         config.reject_transactions,
     )
     ends = TransactionHandlers(
-        path, parts.transactions, parts.identity, dispatch.answer_from, config.store.body_bytes_max
+        path,
+        parts.transactions,
+        parts.identity,
+        dispatch.answer_from,
+        config.store.body_bytes_max,
+        dispatch.check_topic,
     )
     bundles = BundleHandler(dispatch.handle)
     recalls = RecallHandler(path, parts.timed, parts.identity, parts.clock, dispatch.answer_from)
@@ -174,7 +179,14 @@ def _sending(parts: HandlerParts, path: SendPath) -> tuple[object, ...]:
         dispatch.answer,
         config.store_replies,
     )
-    back = SendBackHandler(path, parts.writer, tables.groups, parts.identity, dispatch.answer_from)
+    back = SendBackHandler(
+        path,
+        parts.writer,
+        tables.groups,
+        parts.identity,
+        dispatch.answer_from,
+        dispatch.check_topic,
+    )
     return records, sends, ends, halves, recalls, bundles, replies, back
 
 
@@ -207,6 +219,7 @@ def _administering(parts: HandlerParts) -> tuple[object, ...]:
         parts.members,
         dispatch.answer_from,
         parts.clock,
+        dispatch.check_topic,
     )
     admin = AdminHandlers(
         parts.keeper,

@@ -17,6 +17,7 @@ from typing import Any, cast
 
 from rmq_ray.errors import AppendUnknown, NotAuthorized, RmqError, StoreNotReady
 from rmq_ray.ports import Peer
+from rmq_ray.protocol.access.decision import Action
 from rmq_ray.remoting.request_table import Asker, Handler, Row
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, Command
@@ -26,6 +27,7 @@ from rmq_ray.server.base.offload import Offload
 from rmq_ray.server.base.responses import Refused
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.replication.leadership_gate import LeadershipGate
+from rmq_ray.server.security.access_guard import AccessGuard
 from rmq_ray.server.security.audit_log import AuditLog
 from rmq_ray.server.security.audited import Witness
 from rmq_ray.server.tables.broker_tables import BrokerTables
@@ -36,7 +38,7 @@ CLIENT_SIDE_CODES = 10_000
 
 class Dispatch:
     """Of one broker. ``reads``: threads for what clients ask. ``audit``: where refusals and changes
-    are noted.
+    are noted. ``guard``: who may what, where connections need an account.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Dispatch:
         counters: Counters,
         reads: Offload,
         audit: AuditLog | None = None,
+        guard: AccessGuard | None = None,
     ) -> None:
         self._identity = identity
         self._keeper = keeper
@@ -54,6 +57,7 @@ class Dispatch:
         self._counters = counters
         self._reads = reads
         self._audit = audit
+        self._guard = guard
         self._party = f"broker {identity.name}"
         self._gate: LeadershipGate | None = None
         self.requests: dict[int, tuple[Row, Handler]] = {}
@@ -82,6 +86,8 @@ class Dispatch:
                 self._gate.check(row.fence)
             if not peer.trusted and Asker.FOREIGN not in row.asked_by:
                 raise self._not_authorized(row, peer)
+            if self._guard is not None:
+                self._guard.admit(row, command, peer)
             if row.master_only:
                 self._refuse_as_slave()
             answer = handler(command, peer if witness is None else cast(Peer, witness))
@@ -129,6 +135,11 @@ class Dispatch:
 
         self._reads.submit(read, lambda outcome: self.answer(command, peer, lambda: run(outcome)))
 
+    def check_topic(self, peer: Peer, action: Action, topic: str) -> None:
+        """For handlers that learn the topic from a record. Raises ``NotAuthorized``."""
+        if self._guard is not None:
+            self._guard.check_topic(peer, action, topic)
+
     @staticmethod
     def _not_supported(command: Command) -> Command | None:
         remark = f" request type {command.code} not supported"
@@ -159,6 +170,8 @@ class Dispatch:
             return None
         if isinstance(error, Refused):
             return command.answer(error.response_code, remark=error.message)
+        if isinstance(error, NotAuthorized) and self._guard is not None:
+            return self._guard.refusal(command, peer, error)
         if isinstance(error, NotAuthorized) and peer.trusted:
             return command.answer(ResponseCode.NOT_AUTHORIZED, remark=error.message)
         if isinstance(error, StoreNotReady) and peer.trusted:

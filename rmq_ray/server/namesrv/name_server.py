@@ -19,7 +19,7 @@ from typing import cast
 
 from rmq_ray.clock import Clock
 from rmq_ray.config import ForeignClients, NameServerConfig
-from rmq_ray.errors import AdminError, RmqError
+from rmq_ray.errors import AdminError, NotAuthorized, RmqError
 from rmq_ray.files import FileSystem
 from rmq_ray.model.ids import Address
 from rmq_ray.model.metrics import Family, Sample
@@ -47,6 +47,7 @@ from rmq_ray.server.namesrv.kv_config import (
     WriteAtOnce,
 )
 from rmq_ray.server.security.access_copy import AccessCopy
+from rmq_ray.server.security.access_guard import AccessGuard
 from rmq_ray.server.security.audit_log import AuditLog
 from rmq_ray.server.security.audited import Witness
 
@@ -77,6 +78,9 @@ class NameServer:
         self._kv = KvConfig(config.directory, files, offload or WriteAtOnce())
         self.access = AccessCopy(config.cluster_name, config.directory, files)
         """The cluster's accounts, where connections need one."""
+        self._guard: AccessGuard | None = None
+        if config.foreign is ForeignClients.ACL:
+            self._guard = AccessGuard(self.access, "name server", audit)
         settings = SettingsHandlers(config, self._kv)
         routes = RouteHandlers(self._routes, self._kv, clock, settings.order_messages)
         self._requests = bind(Party.NAME_SERVER, routes, settings)
@@ -118,6 +122,11 @@ class NameServer:
                 remark=f" request type {command.code} not supported",
             )
         row, handler = served
+        if self._guard is not None:
+            try:
+                self._guard.admit(row, command, peer)
+            except NotAuthorized as error:
+                return self._guard.refusal(command, peer, error)
         if not row.audited or self._audit is None:
             return handler(command, peer)
         witness = Witness(self._audit, "name server", row, command, peer)
@@ -170,10 +179,10 @@ class NameServer:
 
     def status(self) -> dict[str, object]:
         """For ``status`` and tests."""
-        acl = self._config.foreign is ForeignClients.ACL
+        guard = self._guard
         return {
             "state": "serving",
-            **({"access": self.access.status()} if acl else {}),
+            **({"access": {**self.access.status(), "refused": guard.refused}} if guard else {}),
             "brokers": {
                 name: dict(broker.addresses) for name, broker in self._routes.brokers().items()
             },

@@ -13,7 +13,6 @@ repeat is answered with the first result, under the same condition.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 
 from rmq_ray.codec.record_properties import split_facts
@@ -29,15 +28,10 @@ from rmq_ray.ports import Peer
 from rmq_ray.protocol.validators import check_topic
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
-from rmq_ray.remoting.wire.records import pack_send_answer, unpack_send
+from rmq_ray.remoting.wire.records import first_record, pack_send_answer, unpack_send
 from rmq_ray.server.send.send_path import SendPath
 from rmq_ray.server.tables.topic_table import is_internal
 from rmq_ray.store.frames.frame_check import PartsOf
-
-_HEADER_BYTES = (
-    88  # a record's fixed part; queue id at 12, length of the body at 84 (store-format 2.1)
-)
-_QUEUE_AND_BODY = struct.Struct(">12xi68xi")
 
 
 class RecordsHandlers:
@@ -140,24 +134,6 @@ class RecordsHandlers:
         if not config.order:
             self._admitted[topic] = config.write_queues
         return True
-
-
-def first_record(records: memoryview) -> tuple[str, int]:
-    """(topic, queue id) of the first record, read with care: nothing was checked yet. Raises
-    ``MessageIllegal``.
-    """
-    if len(records) <= _HEADER_BYTES:
-        raise MessageIllegal(f"record 0: {len(records)} bytes are less than a record's head")
-    queue_id, body_length = _QUEUE_AND_BODY.unpack_from(records)
-    at = _HEADER_BYTES + body_length
-    if not _HEADER_BYTES <= at < len(records):
-        raise MessageIllegal(f"record 0: a body of {body_length} bytes runs over the frame's end")
-    try:
-        return str(records[at + 1 : at + 1 + records[at]], "ascii"), queue_id
-    except UnicodeDecodeError:
-        raise MessageIllegal(
-            "record 0: the topic holds other characters than letters, digits, % | _ -"
-        ) from None
 
 
 def _send(peer: Peer, answer: Command, code: int) -> None:

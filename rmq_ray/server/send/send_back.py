@@ -12,13 +12,14 @@ from rmq_ray.codec.record import decode_record, offset_message_id
 from rmq_ray.model.message import DELAY, decode_properties
 from rmq_ray.model.topics import GroupConfig, Permission
 from rmq_ray.ports import Peer
+from rmq_ray.protocol.access.decision import Action
 from rmq_ray.protocol.delay import copy_properties, decide, max_times, with_failure
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import SendBackHeader
 from rmq_ray.server.base.cold_reads import is_cold
 from rmq_ray.server.base.identity import Identity
-from rmq_ray.server.base.responses import AnswerFrom, Refused
+from rmq_ray.server.base.responses import AnswerFrom, CheckTopic, Refused, everybody_may
 from rmq_ray.server.send.message_writer import MessageWriter, Origin
 from rmq_ray.server.send.send_path import SendPath
 from rmq_ray.server.tables.group_table import GroupTable
@@ -34,8 +35,10 @@ class SendBackHandler:
         groups: GroupTable,
         identity: Identity,
         answer_from: AnswerFrom,
+        check_topic: CheckTopic = everybody_may,
     ) -> None:
         self._later = answer_from
+        self._check_topic = check_topic
         self._path = path
         self._writer = writer
         self._groups = groups
@@ -86,6 +89,7 @@ class SendBackHandler:
                 f"look message by offset failed, {header.offset}", ResponseCode.SYSTEM_ERROR
             )
         path, record = self._path, decode_record(raw)
+        self._check_topic(peer, Action.SUB, record.topic)
         plan = decide(
             group,
             record.reconsume_times,

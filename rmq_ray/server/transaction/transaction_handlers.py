@@ -32,6 +32,7 @@ from rmq_ray.errors import ClientError, MalformedFrame, MessageIllegal, TopicNot
 from rmq_ray.model.message import UNIQUE_KEY, SysFlag
 from rmq_ray.model.topics import HALF_TOPIC
 from rmq_ray.ports import Peer
+from rmq_ray.protocol.access.decision import Action
 from rmq_ray.protocol.delay import group_of_retry_topic
 from rmq_ray.protocol.transaction import (
     IMMUNITY_S_MAX,
@@ -52,11 +53,12 @@ from rmq_ray.remoting.wire.halves import (
     unpack_halves_header,
 )
 from rmq_ray.remoting.wire.headers import CheckTransactionHeader, EndTransactionHeader
+from rmq_ray.remoting.wire.records import first_record
 from rmq_ray.server.base.cold_reads import is_cold
 from rmq_ray.server.base.identity import Identity
-from rmq_ray.server.base.responses import AnswerFrom, Refused
+from rmq_ray.server.base.responses import AnswerFrom, CheckTopic, Refused, everybody_may
 from rmq_ray.server.groups.membership import GroupMembership
-from rmq_ray.server.send.records_handlers import RecordsHandlers, first_record
+from rmq_ray.server.send.records_handlers import RecordsHandlers
 from rmq_ray.server.send.send_handlers import COPIES_ADD_BYTES, PROPERTIES_BYTES_MAX
 from rmq_ray.server.send.send_path import SendPath
 from rmq_ray.server.tables.topic_table import is_internal
@@ -88,7 +90,9 @@ class TransactionHandlers:
         identity: Identity,
         answer_from: AnswerFrom,
         body_bytes_max: int,
+        check_topic: CheckTopic = everybody_may,
     ) -> None:
+        self._check_topic = check_topic
         self._path = path
         self._transactions = transactions
         self._identity = identity
@@ -151,7 +155,7 @@ class TransactionHandlers:
             return self._ended(
                 command,
                 peer,
-                [self._look(group, end, raw) for end, raw in zip(ends, found, strict=True)],
+                [self._look(peer, group, end, raw) for end, raw in zip(ends, found, strict=True)],
                 answered,
             )
 
@@ -171,8 +175,10 @@ class TransactionHandlers:
         if not is_cold(store, log_offset):  # else it is no copy that was just made for a check
             raw = store.record_at(log_offset)
             end = End(header.state_table_offset, log_offset, header.commit_or_rollback)
-            _checked(raw, header.producer_group, end)
+            _, facts = _checked(raw, header.producer_group, end)
             assert raw is not None
+            if facts.target is not None:
+                self._check_topic(peer, Action.PUB, facts.target[0])
             reason = " ".join((command.remark or "no reason given").split())[:REASON_CHARS_MAX]
             self._transactions.hand_on(decode_record(raw), peer, reason)
         return command.answer(fields={})
@@ -203,9 +209,9 @@ class TransactionHandlers:
         )
         return True
 
-    def _look(self, group: str, end: End, raw: bytes | None) -> HalfEnding | Outcome:
+    def _look(self, peer: Peer, group: str, end: End, raw: bytes | None) -> HalfEnding | Outcome:
         """What is to be written for this end, or its answer. ``raw``: the record at its log offset,
-        None = there is none.
+        None = there is none. ``NotAuthorized`` where the asker may not send to its topic.
         """
         state = STATES.get(end.state)
         try:
@@ -229,6 +235,7 @@ class TransactionHandlers:
                     f"and queue",
                     ResponseCode.SYSTEM_ERROR,
                 )
+            self._check_topic(peer, Action.PUB, facts.target[0])
             if state is EndState.COMMITTED and len(half.body) > self._body_bytes_max:
                 raise Refused(
                     f"the body has {len(half.body)} bytes, this broker takes "

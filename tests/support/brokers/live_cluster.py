@@ -21,8 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from rmq_ray.clock import SYSTEM_CLOCK
-from rmq_ray.config import BrokerConfig, NameServerConfig, StoreConfig, TlsSettings
+from rmq_ray.config import (
+    BrokerConfig,
+    ForeignClients,
+    NameServerConfig,
+    StoreConfig,
+    TlsSettings,
+)
 from rmq_ray.ports import ClusterAddress
+from rmq_ray.protocol.access.rules import AccessRules
 from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.remoting.tls import told_to_clients
 from rmq_ray.server.broker.broker import Broker
@@ -54,6 +61,7 @@ class LiveCluster:
         queue_lock_ms: int = 60_000,
         broker: Mapping[str, Any] | None = None,
         tls: TlsSettings | None = None,
+        rules: AccessRules | None = None,
         **store: Any,
     ) -> None:
         self._directory = directory
@@ -61,6 +69,8 @@ class LiveCluster:
         self._broker_settings = {"queue_lock_ms": queue_lock_ms, **(broker or {})}
         self._count = brokers
         self._tls = tls or TlsSettings()
+        self._rules = rules
+        self._foreign = ForeignClients.CLOSED if rules is None else ForeignClients.ACL
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="live-cluster", daemon=True
@@ -107,7 +117,10 @@ class LiveCluster:
     async def _start(self) -> None:
         self.name_server = runner = NameServerRunner(
             NameServerConfig(
-                cluster_name=CLUSTER, directory=str(self._directory / "ns"), tls=self._tls
+                cluster_name=CLUSTER,
+                directory=str(self._directory / "ns"),
+                tls=self._tls,
+                foreign=self._foreign,
             ),
             SECRET,
             SYSTEM_CLOCK,
@@ -124,12 +137,24 @@ class LiveCluster:
                 cluster_name=CLUSTER,
                 name_servers=(str(runner.address),),
                 tls=self._tls,
+                foreign=self._foreign,
             )
             config = config.but(**self._broker_settings)
             broker = Broker(config, SYSTEM_CLOCK, Credentials(CLUSTER, "broker", SECRET))
             self.brokers.append(broker)
             await broker.start(create=True)
             assert await broker.registered(WAIT_S)
+        if self._rules is not None:
+            await self._tell(self._rules)
+
+    def set_access_rules(self, rules: AccessRules) -> None:
+        """As the controller tells every server."""
+        self.run(self._tell(rules))
+
+    async def _tell(self, rules: AccessRules) -> None:
+        assert self.name_server is not None
+        for server in (self.name_server.server, *self.brokers):
+            await server.set_access_rules(rules)
 
     async def _stop(self) -> None:
         for broker in self.brokers:
