@@ -383,5 +383,29 @@ def test_a_broker_that_is_down_is_waited_for_and_its_queues_never_missing(
         cluster, "kinds", "earliest", "latest", 4, ("broker-a", "broker-b")
     ).rows == len(sent)
     monkeypatch.setattr(outage, "PATIENCE_MS", 1_000)
-    with pytest.raises(ClusterError, match="broker-c did not come back within 1 s"):
+    with pytest.raises(
+        ClusterError, match="broker-c did not come back within 1 s.*see `rmq-ray st"
+    ):
         plan_scan(cluster, "kinds", "earliest", "latest", 4, ("broker-a", "broker-b", "broker-c"))
+
+
+class Told:
+    """A discovery that knows that broker-c was stopped on purpose."""
+
+    def __init__(self, cluster: LiveCluster) -> None:
+        self.lookup = cluster.lookup
+
+    def stopped_brokers(self) -> dict[str, bool]:
+        return {"broker-a": False, "broker-b": False, "broker-c": True}
+
+
+def test_a_read_that_waits_for_a_stopped_broker_says_how_it_is_started(
+    cluster: LiveCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(outage, "PATIENCE_MS", 2_000)
+    helps = "broker-c stopped: start it with `rmq-ray broker start broker-c`"
+    with pytest.raises(ClusterError, match=f"would lack its queues; {helps}"):
+        plan_scan(
+            Told(cluster), "kinds", "earliest", "latest", 4, ("broker-a", "broker-b", "broker-c")
+        )
+    assert caplog.text.count(f"{helps}; waited for up to 2 s") == 1

@@ -9,6 +9,7 @@ at once.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -21,6 +22,8 @@ from rmq_ray.model.ids import Address
 from rmq_ray.remoting.wire.bodies import decode_cluster_info
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Command
+
+log = logging.getLogger("rmq_ray.client")
 
 PAUSE_MS = 100
 TIMEOUT_MS = 10_000  # of each request
@@ -93,9 +96,11 @@ def ask_for_map(
 
 def wait_for_brokers(instance: ClientInstance, expected: Collection[str], why: str) -> None:
     """Until the name servers know all of them, since a name server forgets the queues of a broker
-    that is down. ``ClusterError`` after ``PATIENCE_MS``, which says ``why`` they are needed.
+    that is down. ``ClusterError`` after ``PATIENCE_MS``, which says ``why`` they are needed. One
+    that was stopped on purpose is waited for, too, since it may be an upgrade; the log tells.
     """
     give_up = instance.clock.monotonic_ms() + PATIENCE_MS
+    told = ""
     while expected:  # ends: all there, or at give_up
         answer = ask_name_server(instance, RequestCode.GET_BROKER_CLUSTER_INFO)
         missing = set(expected) - {
@@ -103,9 +108,15 @@ def wait_for_brokers(instance: ClientInstance, expected: Collection[str], why: s
         }
         if not missing:
             return
+        stopped = "; ".join(
+            filter(None, (instance.stopped.why([name]) for name in sorted(missing)))
+        )
+        if stopped and not told:
+            log.warning("%s; waited for up to %d s: %s", stopped, PATIENCE_MS // 1000, why)
+        told = told or stopped
         if instance.clock.monotonic_ms() >= give_up:
             raise ClusterError(
                 f"{', '.join(sorted(missing))} did not come back within "
-                f"{PATIENCE_MS // 1000} s: {why}; see `rmq-ray status`"
+                f"{PATIENCE_MS // 1000} s: {why}; {told or 'see `rmq-ray status`'}"
             )
         instance.clock.sleep_ms(PAUSE_MS)
