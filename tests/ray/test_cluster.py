@@ -5,6 +5,7 @@ bad arguments.
 from __future__ import annotations
 
 import logging
+import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -108,6 +109,27 @@ def test_two_brokers_with_eight_queues_each_give_a_route_of_sixteen(
     assert sorted((q.broker_name, q.queue_id) for q in queues) == [
         (f"broker-{b}", i) for b in "ab" for i in range(8)
     ]
+
+
+def test_with_one_of_two_brokers_stopped_what_needs_it_says_how_it_is_started(
+    start: Callable[..., rmq.Cluster],
+) -> None:
+    cluster = start(brokers=2)
+    cluster.admin.create_topic("orders", queues=1)
+    queue = rmq.MessageQueue("orders", "broker-a", 0)
+    helps = "broker-a stopped: start it with `rmq-ray broker start broker-a`"
+    with cluster.producer() as producer:
+        producer.send("orders", b"x", queue=queue)
+        cluster.stop_broker("broker-a")
+        began = time.monotonic()
+        with pytest.raises(rmq.SendError, match=helps):
+            producer.send("orders", b"x", queue=queue, timeout=60)
+        with pytest.raises(rmq.AdminError, match=helps):
+            cluster.admin.drain_broker("broker-a")
+        assert time.monotonic() - began < 20, "neither waits for its time-out"
+        assert producer.send("orders", b"x").queue.broker_name == "broker-b"
+        cluster.start_broker("broker-a")
+        assert producer.send("orders", b"x", queue=queue, timeout=60).queue == queue
 
 
 @pytest.mark.seed("S0-010")
