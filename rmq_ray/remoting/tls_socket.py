@@ -148,7 +148,8 @@ class TlsSocket:
         count = 0
         with self._lock:
             try:
-                while count < len(space):
+                # a read that finds nothing costs as much as one that finds a record
+                while count < len(space) and (self._incoming.pending or self._tls.pending()):
                     got = self._tls.read(len(space) - count, space[count:])
                     if not got:
                         return count, True

@@ -173,14 +173,19 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         while not self._paused and not self._ended:
             space, count = memoryview(self._protocol.get_buffer(-1)), 0
             over = False
-            try:
-                while count < len(space) and not over:
+            try:  # a read that finds nothing costs as much as one that finds a record
+                while (
+                    count < len(space)
+                    and not over
+                    and (self._incoming.pending or self._tls.pending())
+                ):
                     got = int(self._tls.read(len(space) - count, space[count:]))
                     count += got
                     over = not got
             except ssl.SSLWantReadError:
-                if not count:
-                    return
+                pass
+            if not count and not over:
+                return
             if count:
                 self._protocol.buffer_updated(count)
             if over:
