@@ -157,15 +157,22 @@ class Cluster:
         return exporter.find_or_start(self.name, host, port)
 
     def audit(
-        self, *, lines: int = 100, since: str = "", who: str = "", refused: bool = False
+        self,
+        *,
+        lines: int = 100,
+        since: str = "",
+        who: str = "",
+        refused: bool = False,
+        request: str = "",
     ) -> list[dict[str, Any]]:
         """The newest lines of the audit logs of all servers, oldest first (docs/security.md); one
         that does not answer has a line with ``event`` "unknown". ``since``: a time as the lines
-        have it, ``2026-11-22T10:00``. ``who``: a part of the address.
+        have it, ``2026-11-22T10:00``. ``who``: a part of the account's name or of the address.
+        ``request``: a part of the request's name, or its code.
         """
         plan: ClusterPlan = gateway.call(self._controller(), "plan")
         servers = [*plan.listeners(), *([names.controller(self.name)] * plan.has_accounts)]
-        return newest_lines(servers, AuditQuestion(lines, since, who, refused))
+        return newest_lines(servers, AuditQuestion(lines, since, who, refused, request))
 
     def replicas(self) -> list[dict[str, Any]]:
         """A row for each copy of each broker: broker, replica, id (0 = master), role, address,

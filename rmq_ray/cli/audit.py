@@ -14,14 +14,19 @@ COLUMNS = ["time", "event", "party", "who", "request", "resources", "repeats", "
 @click.option("--lines", default=50, show_default=True, type=click.IntRange(1, 10_000))
 @click.option("--since", default="", help="A time (UTC), or its beginning: 2026-11-22T10:00.")
 @click.option("--who", default="", help="A part of an account's name or of an address.")
+@click.option("--request", default="", help="A part of a request's name, or its code.")
 @click.option("--refused", is_flag=True, help="Only refusals.")
 @pass_options
 @told
-def audit(options: Options, lines: int, since: str, who: str, refused: bool) -> None:
+def audit(  # noqa: PLR0913 - one a filter
+    options: Options, lines: int, since: str, who: str, request: str, refused: bool
+) -> None:
     """The newest lines of the audit logs of all brokers and name servers, oldest first. `told`: of
-    a change what was asked for, of a refusal or failure why. JSON has the lines as they are.
+    a change what is new, and what was; of a refusal or failure why. JSON has the lines as they are.
     """
-    found = options.connect().audit(lines=lines, since=since, who=who, refused=refused)
+    found = options.connect().audit(
+        lines=lines, since=since, who=who, refused=refused, request=request
+    )
     if options.style == "json":
         output.rows(found, sorted({name for line in found for name in line}), options.style)
         return
@@ -34,7 +39,7 @@ def audit(options: Options, lines: int, since: str, who: str, refused: bool) -> 
                 **line,
                 "who": line.get("account") or line.get("address"),
                 "resources": " ".join(line.get("resources", ())),
-                "told": line.get("reason") or _pairs(line.get("new")),
+                "told": line.get("reason") or _pairs(line.get("old"), line.get("new")),
             }
             for line in found
         ],
@@ -43,9 +48,12 @@ def audit(options: Options, lines: int, since: str, who: str, refused: bool) -> 
     )
 
 
-def _pairs(values: object) -> str:
-    return (
-        " ".join(f"{name}={value}" for name, value in values.items())
-        if isinstance(values, dict)
-        else ""
+def _pairs(old: object, new: object) -> str:
+    """What is new, with what it was; of a change only what differs."""
+    before = old if isinstance(old, dict) else {}
+    after = new if isinstance(new, dict) else {}
+    return " ".join(
+        f"{name}={value}" + (f" (was {before[name]})" if name in before else "")
+        for name, value in after.items()
+        if value != before.get(name)
     )

@@ -114,6 +114,7 @@ def test_nobody_is_served_by_no_code_of_brokers_and_name_servers(
     assert asked > 60
     refused = cluster.brokers[0].audit.status()["refused"]
     assert refused > 30, "each refusal is noted"
+    assert cluster.brokers[0].audit.status()["failed"] == 0, "each is noted once, and folded"
     assert cluster.brokers[0].status()["access"]["refused"] > 20
 
 

@@ -68,6 +68,76 @@ def test_a_change_that_is_refused_is_a_line_with_the_reason(cluster: LiveCluster
     assert line["event"] == "failed" and line["resources"] == ["topic:a/b"] and line["reason"]
 
 
+def test_a_change_tells_what_was_and_what_is(cluster: LiveCluster) -> None:
+    def newest(request: str) -> list[dict[str, Any]]:
+        return cluster.brokers[0].audit.newest(AuditQuestion(request=request))
+
+    with closing(Admin(cluster)) as admin:
+        admin.create_topic("orders", queues=3)
+        admin.create_topic("orders", queues=5)
+        admin.delete_topic("orders")
+    first, second = newest("UPDATE_AND_CREATE_TOPIC")
+    assert "old" not in first and first["new"]["writeQueueNums"] == "3"
+    assert (second["old"]["writeQueueNums"], second["new"]["writeQueueNums"]) == ("3", "5")
+    assert second["new"]["order"] == "false" and "topicName" not in second["new"]
+    (deleted,) = newest("215")
+    assert deleted["old"]["writeQueueNums"] == "5" and "new" not in deleted
+
+
+def test_offsets_that_are_reset_and_groups_that_are_deleted_are_told(
+    cluster: LiveCluster,
+) -> None:
+    broker = cluster.brokers[0]
+    with closing(Admin(cluster)) as admin:
+        admin.create_topic("orders", queues=2)
+    core = broker._core  # noqa: SLF001
+    assert core is not None
+    core.tables.offsets.load({("orders", "g"): {0: 3, 1: 4}, ("other", "g"): {0: 9}})
+    address = Address.parse(broker.status()["address"])
+    with closing(
+        Connection(address, _credentials(cluster), RemotingLimits(), SYSTEM_CLOCK)
+    ) as ours:
+
+        def ask(code: RequestCode, body: bytes = b"", **fields: str) -> int:
+            return ours.request(Command(code, fields=fields, body=body), 5_000).code
+
+        body = b'{"groupName": "g", "retryMaxTimes": 3}'
+        assert ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body) == 0
+        reset = {"topic": "orders", "group": "g", "timestamp": "-1", "isForce": "true"}
+        assert ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, **reset) == 206  # nobody is online
+        clone = {"srcGroup": "g", "destGroup": "h", "topic": "orders"}
+        assert ask(RequestCode.CLONE_GROUP_OFFSET, **clone) == 0
+        core.tables.offsets.load({("orders", "g"): {0: 5}, ("orders", "h"): {0: 3}})
+        assert ask(RequestCode.CLONE_GROUP_OFFSET, **clone) == 0
+        assert ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, groupName="g") == 0
+    made, moved, cloned, again, deleted = broker.audit.newest(AuditQuestion())[-5:]
+    assert "old" not in made and made["new"]["retryMaxTimes"] == "3"
+    assert moved["old"] == {"orders:0": "3", "orders:1": "4"}
+    assert moved["event"] == "failed" and moved["new"]["timestamp"] == "-1"
+    assert "old" not in cloned and cloned["new"] == {"orders:0": "3", "orders:1": "4"}
+    assert (again["old"], again["new"]) == ({"orders:0": "3"}, {"orders:0": "5"})
+    assert deleted["old"]["retryMaxTimes"] == "3" and "new" not in deleted
+
+
+def test_a_change_that_met_the_unexpected_has_its_line(
+    cluster: LiveCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_command: Command, _peer: Any) -> Command:
+        raise ZeroDivisionError("of a handler")
+
+    code = RequestCode.DELETE_TOPIC_IN_BROKER
+    core = cluster.brokers[0]._core  # noqa: SLF001
+    assert core is not None
+    row, _handler = core.dispatch.requests[code]
+    monkeypatch.setitem(core.dispatch.requests, code, (row, fails))
+    broker = Address.parse(cluster.brokers[0].status()["address"])
+    with closing(Connection(broker, _credentials(cluster), RemotingLimits(), SYSTEM_CLOCK)) as ours:
+        assert ours.request(Command(code, fields={"topic": "orders"}), 5_000).code == 1
+    (line,) = cluster.brokers[0].audit.newest(AuditQuestion())
+    assert (line["event"], line["resources"]) == ("failed", ["topic:orders"])
+    assert line["reason"] == "ZeroDivisionError: of a handler"
+
+
 def test_who_may_not_come_in_is_a_refusal_and_nothing_else(cluster: LiveCluster) -> None:
     broker = Address.parse(cluster.brokers[0].status()["address"])
     with pytest.raises(HandshakeFailed):

@@ -12,7 +12,7 @@ Invariants: one loop calls everything here; nothing here raises an ``RmqError`` 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from rmq_ray.errors import AppendUnknown, NotAuthorized, RmqError, StoreNotReady
@@ -27,6 +27,7 @@ from rmq_ray.server.base.offload import Offload
 from rmq_ray.server.base.responses import Refused
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.replication.leadership_gate import LeadershipGate
+from rmq_ray.server.security import settings_told
 from rmq_ray.server.security.access_guard import AccessGuard
 from rmq_ray.server.security.audit_log import AuditLog
 from rmq_ray.server.security.audited import Witness
@@ -78,24 +79,38 @@ class Dispatch:
         row, handler = served
         audit, witness = self._audit, None
         if row.audited and audit is not None:
-            witness = Witness(audit, self._party, row, command, peer)
+            witness = Witness(audit, self._party, row, command, peer, self._settings)
+        admitted = False
         try:
             if not self._tables.loaded and not row.any_state:
                 raise self._keeper.refusal()
             if self._gate is not None:
                 self._gate.check(row.fence)
-            if not peer.trusted and Asker.FOREIGN not in row.asked_by:
-                raise self._not_authorized(row, peer)
-            if self._guard is not None:
-                self._guard.admit(row, command, peer)
+            self._authorize(row, command, peer)
+            admitted = True
             if row.master_only:
                 self._refuse_as_slave()
             answer = handler(command, peer if witness is None else cast(Peer, witness))
         except RmqError as error:
+            if not admitted and isinstance(error, NotAuthorized):
+                witness = None  # noted as a refusal, of which a flood is folded
             answer = self._refuse(command, peer, error)
+        except Exception as error:
+            if witness is not None:
+                witness.ends(f"{type(error).__name__}: {error}")
+            raise
         if witness is not None and answer is not None:
             witness.hears(answer)
         return None if command.flag & FLAG_ONEWAY else answer
+
+    def _authorize(self, row: Row, command: Command, peer: Peer) -> None:
+        if not peer.trusted and Asker.FOREIGN not in row.asked_by:
+            raise self._not_authorized(row, peer)
+        if self._guard is not None:
+            self._guard.admit(row, command, peer)
+
+    def _settings(self, code: int, fields: Mapping[str, str]) -> dict[str, str] | None:
+        return settings_told.settings(code, fields, self._tables)
 
     def serve(self, command: Command, peer: Peer) -> None:
         """Serve a request that had to wait; its answer is sent."""

@@ -135,6 +135,9 @@ class NameServer:
         except RmqError as error:
             witness.ends(error.message)
             raise
+        except Exception as error:
+            witness.ends(f"{type(error).__name__}: {error}")
+            raise
         if answer is not None:
             witness.hears(answer)
         return answer

@@ -66,19 +66,26 @@ class Asking(Protocol):
 @dataclass(frozen=True, slots=True)
 class AuditQuestion:
     """Which lines are wanted: the newest ``lines`` of those that fit. ``since``: as in the lines,
-    ``""`` = all; ``who``: a part of the account's name or of the address.
+    ``""`` = all; ``who``: a part of the account's name or of the address; ``request``: a part of
+    the request's name, or its code.
     """
 
     lines: int = 100
     since: str = ""
     who: str = ""
     refused: bool = False
+    request: str = ""
 
     def fits(self, line: Mapping[str, Any]) -> bool:
         """Whether a line is wanted."""
         if self.refused and line.get("event") != "refused":
             return False
         if str(line.get("time", "")) < self.since:
+            return False
+        if self.request and not (
+            self.request.upper() in str(line.get("request", ""))
+            or self.request == str(line.get("code", ""))
+        ):
             return False
         return (
             not self.who

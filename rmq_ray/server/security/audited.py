@@ -7,13 +7,13 @@ Invariant: one line for each request; neither a body nor a value whose name spea
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rmq_ray.errors import RmqError
 from rmq_ray.ports import Peer
 from rmq_ray.remoting.request_table import Row
-from rmq_ray.remoting.wire import bodies
+from rmq_ray.remoting.wire import bodies, bodies_admin
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import FLAG_RESPONSE, Command
 from rmq_ray.server.security.audit_log import AuditLog
@@ -29,13 +29,24 @@ KINDS = {
     "namespace": "namespace",
 }
 """Ext fields that name what a request touches."""
+Settings = Callable[[int, Mapping[str, str]], Mapping[str, str] | None]
 SECRETS = ("secret", "signature", "password", "token")
 
 
 class Witness:
-    """The peer of one audited request: hears its answer. ``party``: who serves."""
+    """The peer of one audited request: hears its answer. ``party``: who serves. ``settings(code,
+    fields)``: what the request is about as it is now, asked before the request and after it.
+    """
 
-    def __init__(self, log: AuditLog, party: str, row: Row, command: Command, peer: Peer) -> None:
+    def __init__(  # noqa: PLR0913 - who, what, and where it is noted
+        self,
+        log: AuditLog,
+        party: str,
+        row: Row,
+        command: Command,
+        peer: Peer,
+        settings: Settings = lambda _code, _fields: None,
+    ) -> None:
         self._log = log
         self._party = party
         self._row = row
@@ -43,6 +54,8 @@ class Witness:
         self._opaque = command.opaque
         self._fields = {**(command.fields or {}), **_settings(command)}
         self._told = False
+        self._settings = settings
+        self._old = settings(row.code, self._fields)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._peer, name)
@@ -56,19 +69,28 @@ class Witness:
     def hears(self, answer: Command) -> None:
         """The answer, whoever sends it."""
         done = answer.code == ResponseCode.SUCCESS
-        self.ends("" if done else answer.remark or f"code {answer.code}")
+        self.ends(
+            "" if done else answer.remark or f"code {answer.code}",
+            _moved(answer)
+            if done and self._row.code is RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
+            else None,
+        )
 
-    def ends(self, outcome: str) -> None:
-        """It worked (``""``), or why it did not."""
+    def ends(self, outcome: str, new: Mapping[str, str] | None = None) -> None:
+        """It worked (``""``), or why it did not. ``new``: None = as ``settings`` says now."""
         if self._told:
             return
         self._told = True
+        now = new
+        if new is None and not outcome:
+            now = self._settings(self._row.code, self._fields)
         self._log.changed(
             self._party,
             self._peer,
             self._row,
             [(KINDS[name], value) for name, value in self._fields.items() if name in KINDS],
-            new=_told(self._fields),
+            old=self._old,
+            new=_told(self._fields) if outcome or (self._old is None and now is None) else now,
             outcome=outcome,
         )
 
@@ -81,6 +103,12 @@ def _settings(command: Command) -> dict[str, str]:
         return {name: str(value) for name, value in bodies.parse(command.body).items()}
     except (RmqError, AttributeError):  # the handler says what is wrong with it
         return {}
+
+
+def _moved(answer: Command) -> dict[str, str] | None:
+    """Where a group's members were told to go on: they commit it themselves, later."""
+    found = bodies_admin.decode_offsets(answer.body_bytes())
+    return {f"{queue.topic}:{queue.queue_id}": str(offset) for queue, offset in found.items()}
 
 
 def _told(fields: Mapping[str, str]) -> dict[str, str] | None:

@@ -495,7 +495,8 @@ def test_audit_shows_lines_of_all_servers_and_says_when_there_are_none(
             "address": "127.0.0.1:4711",
             "request": "DELETE_TOPIC_IN_BROKER",
             "resources": ["topic:orders"],
-            "new": {"perm": "6"},
+            "old": {"perm": "4", "order": "false"},
+            "new": {"perm": "6", "order": "false"},
         }
     ]
 
@@ -505,11 +506,16 @@ def test_audit_shows_lines_of_all_servers_and_says_when_there_are_none(
             return lines
 
     monkeypatch.setattr(context.Options, "connect", lambda _self: Attached())
-    shown = run("audit", "--refused", "--who", "127.", "--lines", "7").output
-    assert "topic:orders" in shown and "127.0.0.1:4711" in shown and "perm=6" in shown
-    assert asked == [{"lines": 7, "since": "", "who": "127.", "refused": True}]
+    shown = run(
+        *("audit", "--refused", "--who", "127.", "--lines", "7", "--request", "delete_topic")
+    ).output
+    assert "topic:orders" in shown and "127.0.0.1:4711" in shown
+    assert "perm=6 (was 4)" in shown and "order" not in shown.replace("topic:orders", "")
+    assert asked == [
+        {"lines": 7, "since": "", "who": "127.", "refused": True, "request": "delete_topic"}
+    ]
     (line,) = json.loads(run("--format", "json", "audit").output)
-    assert line["new"] == {"perm": "6"}
+    assert line["new"] == {"perm": "6", "order": "false"}
     lines.clear()
     assert "nothing was refused or changed yet" in run("audit").output
     assert json.loads(run("--format", "json", "audit").output) == []

@@ -215,6 +215,10 @@ def test_questions_choose_by_time_account_address_and_kind(path: Path, clock: Ma
     assert [line["event"] for line in log.newest(AuditQuestion(refused=True))] == ["refused"]
     assert [line["account"] for line in log.newest(AuditQuestion(who="root"))] == ["root-1"]
     assert [line["event"] for line in log.newest(AuditQuestion(who="192.168"))] == ["refused"]
+    code, name = int(ROW.code), ROW.code.name.lower()[:6]
+    assert len(log.newest(AuditQuestion(request=str(code)))) == 2
+    assert len(log.newest(AuditQuestion(request=name))) == 2
+    assert not log.newest(AuditQuestion(request="no such")) + log.newest(AuditQuestion(request="1"))
     late = AuditQuestion(since="2023-11-14T22:14:00.000Z")
     assert [line["event"] for line in log.newest(late)] == ["changed"]
 

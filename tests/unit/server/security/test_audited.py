@@ -9,7 +9,9 @@ import pytest
 from rmq_ray.clock import ManualClock
 from rmq_ray.config import NameServerConfig
 from rmq_ray.errors import AdminError
+from rmq_ray.model.ids import MessageQueue
 from rmq_ray.remoting.request_table import REQUESTS, Party
+from rmq_ray.remoting.wire.bodies_admin import encode_offsets
 from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.server.namesrv.name_server import NameServer
@@ -89,3 +91,51 @@ def test_a_group_is_named_though_its_settings_come_in_the_body(
     (line,) = lines(log)
     assert line["resources"] == resources
     assert (line.get("new") == {"retryMaxTimes": "3"}) is bool(resources)
+
+
+def test_a_name_server_notes_what_it_did_not_expect(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock()
+    log = AuditLog(None, clock)
+    server = NameServer(NameServerConfig(), clock, audit=log)
+    code = RequestCode.PUT_KV_CONFIG
+    row, _handler = server._requests[code]  # noqa: SLF001
+
+    def fails(_command: Command, _peer: Any) -> Command:
+        raise ZeroDivisionError("of a handler")
+
+    monkeypatch.setitem(server._requests, code, (row, fails))  # noqa: SLF001
+    with pytest.raises(ZeroDivisionError):
+        server.handle(Command(code, fields={"namespace": "n", "key": "k"}), FakePeer())
+    (line,) = lines(log)
+    assert (line["event"], line["reason"]) == ("failed", "ZeroDivisionError: of a handler")
+
+
+def test_old_and_new_are_what_the_tables_say_before_and_after() -> None:
+    found = [{"perm": "4"}, {"perm": "6"}]
+    log, peer = AuditLog(None, ManualClock()), FakePeer()
+    command = Command(RequestCode.UPDATE_AND_CREATE_TOPIC, fields={"topic": "t", "perm": "6"})
+    seen = Witness(log, "b", ROW, command, peer, lambda _code, _fields: found.pop(0))
+    seen.hears(command.answer())
+    (line,) = lines(log)
+    assert (line["old"], line["new"]) == ({"perm": "4"}, {"perm": "6"})
+
+
+def test_of_a_reset_the_line_tells_where_members_were_sent() -> None:
+    log, peer = AuditLog(None, ManualClock()), FakePeer()
+    fields = {"topic": "t", "group": "g"}
+    command = Command(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, fields=fields)
+    row = next(row for row in REQUESTS if row.code == command.code)
+    seen = Witness(log, "b", row, command, peer, lambda _code, _fields: {"t:0": "9"})
+    body = encode_offsets({MessageQueue("t", "broker-a", 0): 4})
+    seen.send(command.answer(body=body))
+    (line,) = lines(log)
+    assert (line["old"], line["new"]) == ({"t:0": "9"}, {"t:0": "4"})
+
+
+def test_a_change_that_failed_tells_what_was_asked_for() -> None:
+    log, peer = AuditLog(None, ManualClock()), FakePeer()
+    command = Command(RequestCode.UPDATE_AND_CREATE_TOPIC, fields={"topic": "t", "perm": "9"})
+    seen = Witness(log, "b", ROW, command, peer, lambda _code, _fields: {"perm": "4"})
+    seen.hears(command.answer(1, remark="no such permission"))
+    (line,) = lines(log)
+    assert (line["old"], line["new"]) == ({"perm": "4"}, {"perm": "9"})
