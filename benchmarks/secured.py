@@ -53,11 +53,15 @@ def run(scene: Scene) -> None:
 def compared(
     scene: Scene, what: str, ways: dict[str, Callable[[], float]], goals: dict[str, float]
 ) -> None:
-    """The medians of rounds that take turns, each beside the first of ``ways``."""
+    """The medians of rounds, each beside the first of ``ways``. Another one begins each round: what
+    the disk still writes of one slows down the next.
+    """
     rates: dict[str, list[float]] = {name: [] for name in ways}
+    names = list(ways)
     for _ in range(ROUNDS + 1):  # the first one warms up and does not count
-        for name, once in ways.items():
-            rates[name].append(once())
+        for name in names:
+            rates[name].append(ways[name]())
+        names.append(names.pop(0))
     (first, base), *others = ((name, statistics.median(of[1:])) for name, of in rates.items())
     scene.report.tell(f"{what}, {first}", base, "msg/s")
     for name, rate in others:
