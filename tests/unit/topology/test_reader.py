@@ -351,3 +351,14 @@ def test_tls_is_that_of_all_members_and_enforcing_unless_the_file_says_otherwise
 def test_what_is_wrong_with_tls_is_told_with_its_line(before: str, after: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         parse_topology(TLS.replace(before, after))
+
+
+def test_accounts_come_from_a_file_beside_this_one_where_clients_need_them() -> None:
+    acl = FILE.replace('foreign = "open"', 'foreign = "acl"\naccounts = "plain_acl.yml"', 1)
+    assert parse_topology(acl, "/etc/rmq/rmq.toml").accounts == "/etc/rmq/plain_acl.yml"
+    for wrong, said in (
+        (acl.replace('"acl"', '"closed"', 1), "accounts needs foreign = 'acl'"),
+        (acl.replace('"plain_acl.yml"', '""', 1), "the path of a plain_acl.yml"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            parse_topology(wrong, "/etc/rmq/rmq.toml")

@@ -137,10 +137,7 @@ def test_brokers_are_told_the_name_servers_and_the_plan_travels() -> None:
             "give replicas=2",
         ),
         ({"flush": "often"}, "flush must be one of 'async', 'sync'"),
-        (
-            {"foreign": "acl"},
-            "foreign='acl' needs access rules, which do not exist yet: use 'closed' or 'open'",
-        ),
+        ({"accounts": "plain_acl.yml"}, "needs foreign='acl', not 'closed'"),
         ({"store_settings": 5}, "store_settings must map"),
         ({"broker_settings": ["a"]}, "broker_settings must map"),
         ({"resources": "disk"}, "resources must map"),
