@@ -12,13 +12,20 @@ from dataclasses import replace
 from typing import Any
 
 from rmq_ray.actors import names
-from rmq_ray.actors.gateway import call_async, expected_identity, my_node, node_address
+from rmq_ray.actors.gateway import (
+    call_async,
+    controller,
+    expected_identity,
+    my_node,
+    node_address,
+)
 from rmq_ray.actors.shell import be_urgent, exit_hard, is_restart, spawn
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import ClusterError, RmqError
 from rmq_ray.model.metrics import Family
 from rmq_ray.model.reigns import Assignment, ReplicaReport
+from rmq_ray.protocol.access.changes import AccountChange, ChangeAuthor
 from rmq_ray.protocol.access.rules import AccessRules
 from rmq_ray.remoting import loopback
 from rmq_ray.remoting.handshake import Credentials
@@ -30,6 +37,8 @@ log = logging.getLogger("rmq_ray.replica")
 REGISTRATION_WAIT_S = 2.0
 """What is asked of name servers right behind the start includes this broker."""
 PROPOSAL_TIMEOUT_S = 2.0
+CHANGE_TIMEOUT_S = 4.0
+"""Of a change of accounts; mqadmin waits five seconds."""
 
 
 class BrokerShell:
@@ -61,6 +70,7 @@ class BrokerShell:
             on_fatal=exit_hard,
             leadership=leadership,
         )
+        self._broker.access.change_rules = self._change_accounts
         spawn(self._start(may_create and not is_restart()), "broker start")
 
     async def _start(self, create: bool) -> None:
@@ -75,6 +85,15 @@ class BrokerShell:
             self._started = True
         except RmqError as error:
             self._error = error
+
+    async def _change_accounts(self, change: AccountChange, author: ChangeAuthor) -> object:
+        return await call_async(
+            controller(self._cluster),
+            "change_accounts",
+            change,
+            author,
+            timeout_s=CHANGE_TIMEOUT_S,
+        )
 
     async def _opened(self) -> None:
         """It serves from its disk now."""

@@ -14,6 +14,13 @@ import ray
 import rmq_ray as rmq
 from rmq_ray import data as mqd
 from rmq_ray.actors.discovery import use_cluster
+from rmq_ray.clock import SYSTEM_CLOCK
+from rmq_ray.config import RemotingLimits
+from rmq_ray.model.ids import Address
+from rmq_ray.protocol.access.signature import ACCESS_KEY, SIGNATURE, sign
+from rmq_ray.remoting.connection import Connection
+from rmq_ray.remoting.wire.codes import RequestCode
+from rmq_ray.remoting.wire.frame import Command
 from tests.support.waiting import eventually
 
 SECRET = "the secret of the shop"
@@ -64,3 +71,22 @@ def test_an_account_in_ray_has_its_rights_wherever_its_clients_go(mq: rmq.Cluste
 
     eventually(sent)
     assert shop.status(), "what asks the controller is open to all who have Ray"
+
+
+def test_a_request_of_mqadmin_to_a_broker_changes_the_accounts_of_the_cluster(
+    mq: rmq.Cluster,
+) -> None:
+    mq.admin.acl.create("operator", SECRET, admin=True)
+    address = Address.parse(mq.addresses["broker-a"][0])
+    connection = Connection(address, None, RemotingLimits(), SYSTEM_CLOCK)
+    try:
+        for key, code in (("web-shop", 1), ("operator", 0)):
+            fields = {"accessKey": "made-by-tool", "secretKey": SECRET, ACCESS_KEY: key}
+            fields[SIGNATURE] = sign(fields, b"", SECRET)
+            asked = Command(RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, fields=fields)
+            answer = connection.request(asked, 20_000)
+            assert answer.code == code, answer.remark
+            made = [one["access_key"] for one in mq.admin.acl.users()]
+            assert ("made-by-tool" in made) is (code == 0)
+    finally:
+        connection.close()

@@ -374,6 +374,7 @@ class Broker:
             epoch,
             self.audit,
             self._guard,
+            self.access if self._guard is not None else None,
         )
         core.pulls.parked.hold.start()
         if self._registration is not None:

@@ -45,6 +45,7 @@ from rmq_ray.server.pull.parked_pulls import Hold, OnWake
 from rmq_ray.server.replication.leadership import Leadership
 from rmq_ray.server.replication.leadership_gate import LeadershipGate
 from rmq_ray.server.replication.replication import Replication
+from rmq_ray.server.security.access_copy import AccessCopy
 from rmq_ray.server.security.access_guard import AccessGuard
 from rmq_ray.server.security.audit_log import AuditLog
 from rmq_ray.server.send.message_writer import MessageWriter
@@ -87,6 +88,7 @@ class BrokerCore:
         epoch: int | None = None,
         audit: AuditLog | None = None,
         guard: AccessGuard | None = None,
+        access: AccessCopy | None = None,
     ) -> None:
         self.config = config
         self.identity = identity
@@ -194,6 +196,7 @@ class BrokerCore:
                 self.drain,
                 self.upkeep,
                 self.status,
+                access,
             ),
             make_hold,
         )

@@ -13,6 +13,7 @@ from rmq_ray.clock import Clock
 from rmq_ray.config import BrokerConfig
 from rmq_ray.files import FileSystem
 from rmq_ray.remoting.request_table import Handler, Party, Row, bind
+from rmq_ray.server.admin.access_handlers import AccessHandlers
 from rmq_ray.server.admin.admin_handlers import AdminHandlers
 from rmq_ray.server.admin.query_handlers import QueryHandlers
 from rmq_ray.server.admin.topic_handlers import TopicHandlers
@@ -35,6 +36,7 @@ from rmq_ray.server.pop.pop_service import PopService
 from rmq_ray.server.pull.parked_pulls import Hold, OnWake
 from rmq_ray.server.pull.pull_handlers import PullHandlers, PullTables
 from rmq_ray.server.replication.replication import Replication
+from rmq_ray.server.security.access_copy import AccessCopy
 from rmq_ray.server.send.bundle_handler import BundleHandler
 from rmq_ray.server.send.message_writer import MessageWriter
 from rmq_ray.server.send.records_handlers import RecordsHandlers
@@ -73,6 +75,7 @@ class HandlerParts:
     drain: Drain
     upkeep: Upkeep
     status: Callable[[], dict[str, Any]]
+    access: AccessCopy | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,4 +245,5 @@ def _administering(parts: HandlerParts) -> tuple[object, ...]:
         parts.clock,
         dispatch.answer_from,
     )
-    return offsets, topics, queries, admin, operations
+    access = AccessHandlers(parts.access, parts.identity, dispatch.answer)
+    return offsets, topics, queries, admin, operations, access

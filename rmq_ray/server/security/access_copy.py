@@ -12,20 +12,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from rmq_ray.errors import RmqError
 from rmq_ray.files import FileSystem
+from rmq_ray.protocol.access.changes import AccountChange, ChangeAuthor, checked
+from rmq_ray.protocol.access.decision import Action, check
 from rmq_ray.protocol.access.rules import AccessRules
 from rmq_ray.server.security.rules_file import ACCESS_FILE, RulesFile
 
 log = logging.getLogger("rmq_ray.server.security")
 NONE_YET = -1
+ChangeRules = Callable[[AccountChange, ChangeAuthor], Awaitable[object]]
 
 
 class AccessCopy:
     """``directory``: where the copy lies, ``""`` = nowhere; it may come later, as a store's does.
-    ``rules`` is None before any were told.
+    ``rules`` is None before any were told. ``change_rules``: makes a change for the whole cluster;
+    None = there is no controller, and this copy is all there is.
     """
 
     def __init__(self, cluster: str, directory: str, files: FileSystem) -> None:
@@ -37,6 +42,7 @@ class AccessCopy:
         self._unsaved = ""
         self._keys: dict[str, bytes] = {}
         self.rules: AccessRules | None = None
+        self.change_rules: ChangeRules | None = None
 
     @property
     def version(self) -> int:
@@ -65,6 +71,19 @@ class AccessCopy:
         self._hold(rules)
         async with self._writing:
             await asyncio.to_thread(self._write)
+
+    async def change(self, change: AccountChange, author: ChangeAuthor) -> None:
+        """In force here on return, and wherever else the controller tells it. ``ConfigError`` for
+        what cannot be, ``NotAuthorized`` for an author that is no administrator, and what the
+        controller raises: nothing has changed then.
+        """
+        if self.change_rules is not None:
+            await self.change_rules(change, author)
+            return
+        rules = self.rules or AccessRules()
+        if not author.member:
+            check(rules, rules.find(author.account), Action.ADMIN, ())
+        await self.take(checked(change.on(rules)))
 
     def key_of(self, access_key: str) -> bytes | None:
         """What the connections of this account prove (``remoting.handshake.AccountKey``)."""
