@@ -54,6 +54,13 @@ def test_who_has_the_right_sends_consumes_and_looks(told: dict[str, str]) -> Non
     assert "made-by-mqadmin" in told["topics"]
 
 
+def test_an_operator_changes_accounts_and_no_secret_is_told(told: dict[str, str]) -> None:
+    assert "warehouse=******=[orders=SUB]" in told["accounts"]
+    assert "web-shop=******=[orders=PUB]" in told["accounts"]
+    assert told["version"] == "broker-a"
+    assert told["left"] == "operator web-shop billing [10.9.9.9]"
+
+
 @pytest.mark.parametrize(
     ("attempt", "words"),
     [
@@ -63,6 +70,8 @@ def test_who_has_the_right_sends_consumes_and_looks(told: dict[str, str]) -> Non
         ("no keys", "No accessKey is configured"),
         ("route with a wrong secret", "No route info of this topic"),
         ("other group", "may not SUB on group others"),
+        ("deleted twice", "there is no account 'warehouse'"),
+        ("accounts by a reader", "the account billing is no administrator"),
         ("delete by a reader", "the account billing is no administrator"),
     ],
 )

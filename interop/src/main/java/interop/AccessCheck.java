@@ -17,6 +17,7 @@ import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAverage
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
+import org.apache.rocketmq.common.PlainAccessConfig;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageQueue;
 import org.apache.rocketmq.remoting.RPCHook;
@@ -67,6 +68,8 @@ public final class AccessCheck {
         DefaultMQAdminExt reader = admin("billing", "looks");
         print("by id", new String(reader.viewMessage(TOPIC, sent.getMsgId()).getBody(), StandardCharsets.UTF_8));
         mqadmin(broker, home);
+        accounts(admin, broker);
+        told("accounts by a reader", () -> reader.examineBrokerClusterAclConfig(broker));
         reader.shutdown();
         admin.shutdown();
     }
@@ -121,6 +124,31 @@ public final class AccessCheck {
         Files.writeString(home.resolve("conf/logback_tools.xml"), "<configuration/>");
         System.setProperty("rocketmq.home.dir", home.toString());
         MQAdminStartup.main0(new String[] {"updateTopic", "-n", nameServer, "-b", broker, "-t", "made-by-mqadmin"}, null);
+        System.out.println();
+    }
+
+    /** An operator makes an account, looks at all of them, and takes it away again. */
+    private void accounts(DefaultMQAdminExt admin, String broker) throws Exception {
+        PlainAccessConfig made = new PlainAccessConfig();
+        made.setAccessKey("warehouse");
+        made.setSecretKey("the secret of goods");
+        made.setDefaultTopicPerm("DENY");
+        made.setDefaultGroupPerm("SUB");
+        made.setTopicPerms(List.of("orders=SUB"));
+        made.setGroupPerms(List.of());
+        admin.createAndUpdatePlainAccessConfig(broker, made);
+        StringBuilder found = new StringBuilder();
+        for (PlainAccessConfig each : admin.examineBrokerClusterAclConfig(broker).getPlainAccessConfigs()) {
+            found.append(each.getAccessKey()).append("=").append(each.getSecretKey()).append("=").append(each.getTopicPerms()).append(" ");
+        }
+        print("accounts", found.toString());
+        print("version", admin.examineBrokerClusterAclVersionInfo(broker).getBrokerName());
+        admin.updateGlobalWhiteAddrConfig(broker, "10.9.9.9");
+        admin.deletePlainAccessConfig(broker, "warehouse");
+        told("deleted twice", () -> admin.deletePlainAccessConfig(broker, "warehouse"));
+        StringBuilder left = new StringBuilder();
+        admin.examineBrokerClusterAclConfig(broker).getPlainAccessConfigs().forEach(each -> left.append(each.getAccessKey()).append(" "));
+        print("left", left + String.valueOf(admin.examineBrokerClusterAclConfig(broker).getGlobalWhiteAddrs()));
     }
 
     private DefaultMQAdminExt admin(String key, String instance) throws Exception {
