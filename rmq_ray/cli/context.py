@@ -61,7 +61,7 @@ class Options:
         """Join the Ray cluster that is meant (``ray_head.find``); ``ClusterError`` where none
         runs.
         """
-        if "ray" in sys.modules and sys.modules["ray"].is_initialized():
+        if _ray_joined():
             return
         address = self._ray_address(port)
         if ray_head.needs_token(address):
@@ -80,6 +80,8 @@ class Options:
             ) from error
 
     def _ray_address(self, port: int | None = None) -> str:
+        if _ray_joined():
+            return str(sys.modules["ray"].get_runtime_context().gcs_address)
         address = ray_head.find(self.address, port)
         if address is None:
             where = "on this machine" if port is None else f"on port {port} of this machine"
@@ -152,6 +154,11 @@ def told(command: F) -> F:
             raise click.ClickException(f"{first_line(error)} [{type(error).__name__}]") from error
 
     return wrapped  # type: ignore[return-value]
+
+
+def _ray_joined() -> bool:
+    """Whether this process is in a Ray cluster already: then that one is meant."""
+    return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
 
 
 def first_line(error: BaseException) -> str:

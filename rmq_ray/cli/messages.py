@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 import sys
 import threading
@@ -232,8 +233,6 @@ def consume(
     finally:
         printer.done.set()
         consumer.stop(STOP_MS if printer.holds else options.timeout_ms)
-    if printer.broken:
-        sys.stderr.close()  # who read the output is gone, and so is who would read a complaint
 
 
 def _wait_for_queues(consumer: rmq_ray.PushConsumer, topic: str, limit_s: float) -> None:
@@ -257,6 +256,13 @@ def _wait_for_queues(consumer: rmq_ray.PushConsumer, topic: str, limit_s: float)
         waited += _POLL_S
 
 
+def _leave_output() -> None:
+    """Who read it is gone: what is buffered goes nowhere, else Python ends with exit code 120."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
 class _Printer:
     """The listener of one thread. Behind the last wanted message it holds on to the next one until
     the consumer stops: so that one is not counted as consumed, and comes again.
@@ -267,7 +273,6 @@ class _Printer:
         self._came = threading.Event()
         self.done = threading.Event()
         self.holds = False
-        self.broken = False
 
     def __call__(self, messages: list[MessageExt], ctx: Any) -> None:
         if self.done.is_set():
@@ -280,7 +285,7 @@ class _Printer:
                     else json.dumps(plain_row(message), ensure_ascii=False)
                 )
         except OSError:
-            self.broken = True
+            _leave_output()
             self.done.set()
             self._came.set()
             self._hold()
