@@ -22,9 +22,10 @@ import numpy as np
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.codec.arrow_reader import to_batch
 from rmq_ray.codec.frame_encoder import encode_frame
+from rmq_ray.codec.store_files import ENTRIES, ENTRY
 from rmq_ray.files import FileSystem
 from rmq_ray.model.ids import FrameId
-from rmq_ray.store.queue.consume_queue import ENTRIES, ENTRY, ConsumeQueue
+from rmq_ray.store.queue.consume_queue import ConsumeQueue
 from rmq_ray.store.queue.index_service import IndexService, hash_unique_keys
 from rmq_ray.store.queue.queue_table import QueueTable
 

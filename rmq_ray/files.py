@@ -17,11 +17,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeVar
 
 from rmq_ray.errors import (
@@ -510,6 +512,23 @@ class FileSystem:
             return action()
         except OSError as error:
             raise _typed(error, doing, path) from error
+
+
+@lru_cache(maxsize=1)
+def host_id() -> str:
+    """32 hex digits: this machine since its last boot, the same in all its processes and network
+    namespaces.
+
+    Two parties with the same value may share files; whether they do is checked by the store's
+    identity at its path.
+    """
+    files = FileSystem()
+    try:
+        machine = files.read_whole("/etc/machine-id").strip()
+    except StoreError:
+        machine = b""
+    known = machine + files.boot_id().encode()
+    return hashlib.sha256(known or files.random_bytes(32)).hexdigest()[:32]
 
 
 class FileCache:

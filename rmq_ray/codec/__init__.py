@@ -1,6 +1,6 @@
-"""Records and frames in bytes: what clients and brokers must agree on.
+"""Records, frames and files in bytes: what clients and brokers must agree on.
 
-Decides the layout of one record, of a frame of many, and how both become Arrow columns. Reads and
-writes no file. Open first: ``record.py`` (one message, drawn byte by byte), then
-``record_batch.py``.
+Decides the layout of one record, of a frame of many, how both become Arrow columns, and the forms
+of files that both read. Only ``config_files.py`` opens any. Open first: ``record.py`` (one message,
+drawn byte by byte), then ``record_batch.py``.
 """

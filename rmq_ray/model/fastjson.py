@@ -7,7 +7,7 @@ configuration files (remoting 2).
 
 In Python an integer key is an ``int``, an object key the sorted ``tuple`` of its ``(name, value)``
 pairs. Decides the dialect only; what the members mean is decided by ``remoting.wire.bodies`` and
-``store.tables.config_files``. Invariants: ``loads`` never evaluates, never recurses deeper than
+``codec.config_files``. Invariants: ``loads`` never evaluates, never recurses deeper than
 ``DEPTH_MAX``, and raises ``ValueError`` for everything it does not accept; ``loads(dumps(x)) == x``
 for values without ``None`` members.
 """

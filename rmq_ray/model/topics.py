@@ -2,7 +2,7 @@
 exchange.
 
 JSON member names are RocketMQ's and live in ``remoting.wire.bodies`` and
-``store.tables.config_files``; here names are Python's.
+``codec.config_files``; here names are Python's.
 """
 
 from __future__ import annotations

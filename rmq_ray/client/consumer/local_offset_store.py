@@ -8,7 +8,7 @@
 Decides under which client id a consumer keeps its offsets. It must be the same after a restart, and
 no other consumer's at the same time: the place is locked, and who gives no client id takes the
 first free one of ``ip@cluster.group``, ``ip@cluster.group.1``, ... The file's form is Apache
-RocketMQ's (``store.tables.config_files``).
+RocketMQ's (``codec.config_files``).
 
 Invariants: an offset in the file is never above what was consumed. Offsets of queues that are away
 for a while stay in the file. Writing happens in the client's timer thread, every 5 s, and when a
@@ -23,13 +23,13 @@ from collections.abc import Collection
 from typing import ClassVar
 
 from rmq_ray.client.consumer.offset_store import OffsetStore, ReadOffset
+from rmq_ray.codec.config_files import broadcast_offsets_file
 from rmq_ray.errors import ClientError, RmqError, StoreInUse
 from rmq_ray.files import DirectoryLock, FileSystem
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.ports import ClusterAddress
 from rmq_ray.protocol.rebalance import NO_STORED_OFFSET
 from rmq_ray.remoting.sockets import LOOPBACK, local_ip
-from rmq_ray.store.tables.config_files import broadcast_offsets_file
 
 FILE = "offsets.json"
 PLACES_MAX = 1_000

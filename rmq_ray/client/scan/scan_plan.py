@@ -33,9 +33,11 @@ from rmq_ray.client.scan.scan_copies import (
     named_offsets,
     planned_at,
 )
+from rmq_ray.client.scan.split_reader import LocalSplitReader
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import DEFAULT_CLUSTER, RemotingLimits, Tls
 from rmq_ray.errors import ClientError, RemotingError, StoreError, TopicNotFound
+from rmq_ray.files import host_id
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.model.topics import DLQ_PREFIX, REPLY_SUFFIX, RETRY_PREFIX, SYSTEM_TOPICS
 from rmq_ray.ports import Discovery, Split
@@ -54,7 +56,6 @@ from rmq_ray.remoting.wire.bodies import decode_cluster_info, decode_topic_list
 from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.records import Sizes
-from rmq_ray.store.reading.split_reader import LocalSplitReader, host_id
 
 log = logging.getLogger("rmq_ray.scan")
 PIN_MS = 3_600_000

@@ -17,7 +17,7 @@ import msgpack
 from rmq_ray.clock import Clock
 from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import MalformedFrame
-from rmq_ray.files import FileSystem
+from rmq_ray.files import FileSystem, host_id
 from rmq_ray.model.fastjson import dumps
 from rmq_ray.model.topics import SCHEDULE_TOPIC
 from rmq_ray.ports import Peer
@@ -29,7 +29,6 @@ from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.delay.delay_service import DelayService
 from rmq_ray.server.tables.topic_table import TopicTable
 from rmq_ray.store.front.message_store import MessageStore
-from rmq_ray.store.reading.split_reader import host_id
 
 VERSION_TEXT = "V4_9_7"
 PIN_MS_MAX = 24 * 3_600_000

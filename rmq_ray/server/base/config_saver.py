@@ -1,7 +1,7 @@
 """Writes a table to its file beside the loop: one write at a time, changes in between are joined.
 
 Decides: when the next write starts, and who may be told that his change is on disk. Does not decide
-the format (``store.tables.config_files``). Called by the topic, group, offset and delay tables of a
+the format (``codec.config_files``). Called by the topic, group, offset and delay tables of a
 broker.
 
 Invariant: a callback given to ``save`` runs only after a write that began after the call has ended.

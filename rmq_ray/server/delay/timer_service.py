@@ -25,7 +25,9 @@ from typing import Any
 
 import numpy as np
 
+from rmq_ray.codec.config_files import TimerProgress, timer_file
 from rmq_ray.codec.record import Record, decode_record
+from rmq_ray.codec.store_files import BLANK_SIZE
 from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import BrokerBusy, RmqError, StoreError, StoreUnreadable
 from rmq_ray.files import FileSystem
@@ -50,8 +52,6 @@ from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.send.message_writer import MessageWriter, Origin
 from rmq_ray.server.tables.topic_table import TopicTable
 from rmq_ray.store.front.message_store import MessageStore
-from rmq_ray.store.queue.consume_queue import BLANK_SIZE
-from rmq_ray.store.tables.config_files import TimerProgress, timer_file
 
 log = logging.getLogger("rmq_ray.server")
 TURN_MAX = 256  # delivered in one turn of the loop

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from rmq_ray.codec.config_files import KvTable, kv_file
 from rmq_ray.config import NameServerConfig
 from rmq_ray.errors import AdminError, RmqError
 from rmq_ray.files import FileSystem
@@ -26,7 +27,6 @@ from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import KeyValueHeader
 from rmq_ray.server.base.config_saver import ConfigSaver, Saved
 from rmq_ray.server.base.offload import Done, Offload
-from rmq_ray.store.tables.config_files import KvTable, kv_file
 
 T = TypeVar("T")
 ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"

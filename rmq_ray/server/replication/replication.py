@@ -23,6 +23,7 @@ from math import inf
 from typing import Any
 
 from rmq_ray.clock import Clock
+from rmq_ray.codec.config_files import TimerProgress
 from rmq_ray.config import BrokerConfig, FlushMode, ReplicationMode
 from rmq_ray.errors import BrokerBusy, LogDiverged
 from rmq_ray.files import FileSystem
@@ -60,7 +61,6 @@ from rmq_ray.store.replication.log_source import (
     read_log,
     whole_frames,
 )
-from rmq_ray.store.tables.config_files import TimerProgress
 
 log = logging.getLogger("rmq_ray.server.replication.replication")
 WARM_BYTES = 32 << 20  # this close to the log's end a read does not wait for the disk

@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rmq_ray.clock import Clock
+from rmq_ray.codec.config_files import TimerProgress
 from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import (
     ConnectFailed,
@@ -66,7 +67,6 @@ from rmq_ray.server.slave.replica_stream import (
 from rmq_ray.server.tables.broker_tables import BrokerTables
 from rmq_ray.store.replication.follower_store import FollowerStore, Lineage
 from rmq_ray.store.replication.log_source import Tail
-from rmq_ray.store.tables.config_files import TimerProgress
 
 log = logging.getLogger("rmq_ray.server.replication.replication")
 PAUSE_MS, PAUSE_DIVERGED_MS, PAUSE_LED_MS = 250, 5_000, 100

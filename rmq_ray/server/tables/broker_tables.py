@@ -16,6 +16,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from rmq_ray.clock import Clock
+from rmq_ray.codec.config_files import (
+    Groups,
+    Topics,
+    consumer_offsets_file,
+    delay_offsets_file,
+    filters_file,
+    groups_file,
+    topics_file,
+)
+from rmq_ray.codec.store_files import OURS
 from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import RmqError
 from rmq_ray.files import FileSystem
@@ -28,17 +38,7 @@ from rmq_ray.server.base.offload import Offload
 from rmq_ray.server.tables.group_table import GroupTable
 from rmq_ray.server.tables.offset_table import OffsetTable, Tables
 from rmq_ray.server.tables.topic_table import PendingTopics, TopicTable
-from rmq_ray.store.tables.config_files import (
-    Groups,
-    Topics,
-    consumer_offsets_file,
-    delay_offsets_file,
-    filters_file,
-    groups_file,
-    topics_file,
-)
 from rmq_ray.store.tables.lock_journal import LockJournal, LockLine
-from rmq_ray.store.tables.store_lock import OURS
 
 log = logging.getLogger("rmq_ray.server")
 

@@ -34,6 +34,7 @@ import numpy as np
 from rmq_ray.clock import Clock
 from rmq_ray.codec.record_batch import Array
 from rmq_ray.codec.record_properties import split_facts
+from rmq_ray.codec.store_files import ENTRIES
 from rmq_ray.config import GIB, StoreConfig
 from rmq_ray.errors import StoreError, StoreFailed, StoreFull, StoreNotReady
 from rmq_ray.files import FileSystem
@@ -44,7 +45,6 @@ from rmq_ray.store.frames.single_message import (
 )
 from rmq_ray.store.front.appender import AppendCounters, Appender, AppendResult, MixedResult
 from rmq_ray.store.log.flusher import LogFlusher
-from rmq_ray.store.queue.consume_queue import ENTRIES
 from rmq_ray.store.queue.consume_queue_ext import Hit
 from rmq_ray.store.queue.dispatcher import BitMapper
 from rmq_ray.store.queue.queue_table import deleted_topic_directory

@@ -31,6 +31,7 @@ import numpy as np
 from rmq_ray.codec.record import HEADER_BYTES, decode_record, record_row
 from rmq_ray.codec.record_batch import Array
 from rmq_ray.codec.record_properties import collect_facts, stored_facts
+from rmq_ray.codec.store_files import COMMIT_LOG, CONSUME_QUEUE, OURS
 from rmq_ray.errors import StoreCorrupt, StoreInUse, StoreMissing
 from rmq_ray.files import DirectoryLock
 from rmq_ray.model.message import SysFlag
@@ -42,14 +43,12 @@ from rmq_ray.store.fsck.queue_check import QueueCheck
 from rmq_ray.store.fsck.read_only import FaultList, ReadOnlyFiles
 from rmq_ray.store.log.log_lineage import EpochFile
 from rmq_ray.store.log.quarantine import Quarantine
-from rmq_ray.store.reading.split_reader import CONSUME_QUEUE
 from rmq_ray.store.recovery.checkpoint import (
     RecoveryPoint,
     decode_recovery_point,
     load_store_checkpoint,
 )
 from rmq_ray.store.recovery.redispatch import collect_hashes, rows_by_queue
-from rmq_ray.store.tables.store_lock import COMMIT_LOG, OURS
 
 INDEX = "index"
 

@@ -20,13 +20,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rmq_ray.codec.record import BLANK, BLANK_BYTES_MIN, RECORD_BYTES_OVER_BODY_MAX
+from rmq_ray.codec.store_files import COMMIT_LOG
 from rmq_ray.errors import StoreMissing
 from rmq_ray.files import FileCache, FileSystem
 from rmq_ray.store.frames.frame_tracker import FrameTracker
 from rmq_ray.store.frames.log_scan import ScannedRecords, Stop, scan_buffer
 from rmq_ray.store.fsck.read_only import FaultList
 from rmq_ray.store.log.segment_chain import Segment, bytes_behind, find_record
-from rmq_ray.store.tables.store_lock import COMMIT_LOG
 
 BUFFER_BYTES = 8 << 20
 FRAME_BYTES_MAX = 48 << 20

@@ -22,6 +22,7 @@ import numpy as np
 
 from rmq_ray.codec.record_batch import Array
 from rmq_ray.codec.record_properties import ManyFacts
+from rmq_ray.codec.store_files import BLANK_SIZE, ENTRIES, ENTRY_BYTES
 from rmq_ray.errors import StoreCorrupt, StoreError
 from rmq_ray.files import FileCache, FileSystem
 from rmq_ray.model.message import SysFlag
@@ -29,7 +30,7 @@ from rmq_ray.model.topics import CODED_TOPICS, QUEUE_ID_MAX, is_storable
 from rmq_ray.store.frames.log_scan import ScannedRecords
 from rmq_ray.store.fsck.log_walk import Broken
 from rmq_ray.store.fsck.read_only import FaultList
-from rmq_ray.store.queue.consume_queue import BLANK_SIZE, ENTRIES, ENTRY_BYTES, ConsumeQueue
+from rmq_ray.store.queue.consume_queue import ConsumeQueue
 from rmq_ray.store.queue.consume_queue_ext import ADDRESS_MAX
 
 _ENTRIES_A_READ = 65_536

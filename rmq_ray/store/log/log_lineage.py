@@ -27,9 +27,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from rmq_ray.codec.store_files import OURS, decode_epochs
 from rmq_ray.errors import StoreCorrupt, StoreMissing
 from rmq_ray.files import FileSystem
-from rmq_ray.store.tables.store_lock import OURS
 
 EPOCHS_MAX = 10_000  # older ones are forgotten
 
@@ -55,24 +55,11 @@ class EpochFile:
     def load(self) -> None:
         """Read the file; none = no epoch yet. ``StoreCorrupt`` when it is not in form."""
         try:
-            text = self._files.read_whole(self._path).decode("ascii", "replace")
+            content = self._files.read_whole(self._path)
         except StoreMissing:
             self._entries = []
             return
-        entries: list[tuple[int, int]] = []
-        for line in text.splitlines():
-            epoch, _, start = line.partition(" ")
-            if not (epoch.isdigit() and start.isdigit()) or (
-                entries and (int(epoch) <= entries[-1][0] or int(start) < entries[-1][1])
-            ):
-                raise StoreCorrupt(
-                    f"{self._path}: line {line!r} is not a later epoch and its start; "
-                    f"restore the file from a copy",
-                    self._path,
-                    0,
-                )
-            entries.append((int(epoch), int(start)))
-        self._entries = entries
+        self._entries = decode_epochs(content, self._path)
 
     def begin(self, start: int, epoch: int | None = None) -> int:
         """A new epoch from log offset ``start`` on (``epoch``: its number, given by a promotion);

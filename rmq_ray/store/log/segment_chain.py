@@ -21,18 +21,10 @@ import threading
 from collections.abc import Sequence
 
 from rmq_ray.clock import Clock
+from rmq_ray.codec.store_files import segment_name
 from rmq_ray.errors import StoreCorrupt, StoreError, StoreNotReady
 from rmq_ray.files import Bytes, File, FileCache, FileSystem
 from rmq_ray.store.frames.log_scan import find_valid
-
-
-def segment_name(start: int) -> str:
-    """The file name of the segment that begins at log offset ``start``.
-
-    >>> segment_name(1073741824)
-    '00000000001073741824'
-    """
-    return f"{start:020d}"
 
 
 class Segment:

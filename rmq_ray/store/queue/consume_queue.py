@@ -4,9 +4,7 @@
     directory/00000000000000000000     files of entries_per_file * 20 bytes, named by the byte where
     directory/00000000000006000000     they start, sparse: what was not written yet reads as zeros
 
-    entry:   0 log offset i64  |  8 record size i32  |  12 tags code i64      big-endian, 20 bytes
-    blank:   offset 0, size 0x7FFFFFFF, code 0: stands before the queue's first offset, and where
-             the log lost a record
+The bytes of an entry are drawn in ``codec.store_files``.
 
 Decides: where entries go, what the queue's bounds are, which entries a cut of the log removes. Does
 not decide when a record is queued (dispatcher) or when files are synced (flusher).
@@ -18,21 +16,15 @@ cuts; any thread reads.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from rmq_ray.codec.record_batch import Array
+from rmq_ray.codec.store_files import BLANK_ENTRY, BLANK_SIZE, ENTRIES, ENTRY, ENTRY_BYTES
 from rmq_ray.errors import StoreCorrupt, StoreMissing
 from rmq_ray.files import File, FileCache, FileSystem
 
-ENTRY = struct.Struct(">qiq")
-ENTRY_BYTES = ENTRY.size  # 20
-ENTRIES = np.dtype([("log_offset", ">i8"), ("size", ">i4"), ("code", ">i8")])
-"""The same as a numpy type."""
-BLANK_SIZE = 0x7FFFFFFF
-BLANK_ENTRY = ENTRY.pack(0, BLANK_SIZE, 0)
 GAP_MAX = 1_000_000  # records that may be missing in a row before the queue counts as broken
 _TAIL_BYTES = (
     3_276 * ENTRY_BYTES

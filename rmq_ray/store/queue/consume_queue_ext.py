@@ -28,9 +28,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from rmq_ray.codec.record_batch import Array
+from rmq_ray.codec.store_files import BLANK_SIZE, ENTRIES, ENTRY_BYTES
 from rmq_ray.errors import StoreError, StoreMissing
 from rmq_ray.files import FileCache, FileSystem
-from rmq_ray.store.queue.consume_queue import BLANK_SIZE, ENTRIES, ENTRY_BYTES, ConsumeQueue
+from rmq_ray.store.queue.consume_queue import ConsumeQueue
 
 LONG_MIN = -(1 << 63)
 ADDRESS_MAX = -(1 << 31) - 1

@@ -26,11 +26,11 @@ import numpy as np
 
 from rmq_ray.codec.record_batch import Array, CheckedFrame
 from rmq_ray.codec.record_layout import RecordLayout
+from rmq_ray.codec.store_files import ENTRIES, ENTRY
 from rmq_ray.model.message import SysFlag
 from rmq_ray.model.topics import TIMER_TOPIC
 from rmq_ray.store.frames.mixed_frame import MixedFrame
 from rmq_ray.store.log.commit_log import CommitLog
-from rmq_ray.store.queue.consume_queue import ENTRIES, ENTRY
 from rmq_ray.store.queue.index_service import (
     IndexService,
     hash_hashed_keys,

@@ -18,12 +18,12 @@ written.
 
 from __future__ import annotations
 
+from rmq_ray.codec.store_files import OURS
 from rmq_ray.errors import MessageIllegal, StoreMissing
 from rmq_ray.files import OPEN_FILES_MAX, FileCache, FileSystem
 from rmq_ray.model.topics import QUEUE_ID_MAX, is_storable
 from rmq_ray.store.queue.consume_queue import ConsumeQueue
 from rmq_ray.store.queue.consume_queue_ext import ConsumeQueueExt, ExtendedQueue, ExtSettings
-from rmq_ray.store.tables.store_lock import OURS
 
 _PREFIX = "deleted-"
 

@@ -29,12 +29,13 @@ from rmq_ray.codec.record import (
     headers_at,
 )
 from rmq_ray.codec.record_batch import Array, body_crcs
+from rmq_ray.codec.store_files import BLANK_SIZE, ENTRIES, ENTRY, ENTRY_BYTES
 from rmq_ray.errors import StoreMissing
 from rmq_ray.model.checksum import crc32
 from rmq_ray.model.pulling import GetMessageStatus
 from rmq_ray.store.log.commit_log import CommitLog
 from rmq_ray.store.log.quarantine import Quarantine
-from rmq_ray.store.queue.consume_queue import BLANK_SIZE, ENTRIES, ENTRY, ENTRY_BYTES, ConsumeQueue
+from rmq_ray.store.queue.consume_queue import ConsumeQueue
 from rmq_ray.store.queue.consume_queue_ext import Hit
 from rmq_ray.store.queue.queue_table import QueueTable
 

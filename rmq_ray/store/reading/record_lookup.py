@@ -10,8 +10,9 @@ from __future__ import annotations
 import struct
 
 from rmq_ray.codec.record import decode_record, host_lengths
+from rmq_ray.codec.store_files import BLANK_SIZE, ENTRY
 from rmq_ray.model.message import KEYS, UNIQUE_KEY, decode_properties
-from rmq_ray.store.queue.consume_queue import BLANK_SIZE, ENTRY, ConsumeQueue
+from rmq_ray.store.queue.consume_queue import ConsumeQueue
 from rmq_ray.store.queue.index_service import IndexService
 from rmq_ray.store.reading.log_reader import LogReader
 

@@ -44,11 +44,11 @@ from typing import Any
 import msgpack
 
 from rmq_ray.codec.record import HEADER_BYTES
+from rmq_ray.codec.store_files import OURS
 from rmq_ray.errors import StoreError, StoreFailed, StoreFull, StoreMissing
 from rmq_ray.files import FileSystem
 from rmq_ray.store.queue.queue_table import deleted_topics, remove_deleted_topics
 from rmq_ray.store.recovery.store_parts import StoreParts, Surroundings
-from rmq_ray.store.tables.store_lock import OURS
 
 CHECKPOINT_BYTES = 4096
 SAFETY_MS = 3_000  # RocketMQ trusts 3 s less than what was noted

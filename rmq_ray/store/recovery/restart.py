@@ -28,6 +28,7 @@ import zlib
 from dataclasses import replace
 
 from rmq_ray.codec.record import HEADER_BYTES, RECORD_BYTES_OVER_BODY_MAX
+from rmq_ray.codec.store_files import COMMIT_LOG, OURS
 from rmq_ray.config import FlushMode
 from rmq_ray.errors import LogDiverged, StoreCorrupt, StoreError, StoreFull, StoreMissing
 from rmq_ray.files import FileSystem
@@ -65,7 +66,6 @@ from rmq_ray.store.recovery.recovery import (
     check_reaches,
 )
 from rmq_ray.store.recovery.store_parts import StoreParts, Surroundings
-from rmq_ray.store.tables.store_lock import COMMIT_LOG, OURS
 
 logger = logging.getLogger("rmq_ray.store")
 

@@ -36,6 +36,7 @@ from typing import Any, ClassVar
 
 from rmq_ray.codec.record import RECORD_BYTES_OVER_BODY_MAX
 from rmq_ray.codec.record_batch import Array
+from rmq_ray.codec.store_files import ENTRY
 from rmq_ray.errors import LogDiverged, StoreCorrupt, StoreError, StoreFailed, StoreUnwritable
 from rmq_ray.files import Bytes
 from rmq_ray.store.frames.frame_tracker import FrameTracker
@@ -43,7 +44,6 @@ from rmq_ray.store.frames.log_scan import ScannedRecords
 from rmq_ray.store.front.appender import Appender
 from rmq_ray.store.front.message_store import MessageStore, StoreState
 from rmq_ray.store.log.log_lineage import LogOrigin, absolve, read_origin, write_origin
-from rmq_ray.store.queue.consume_queue import ENTRY
 from rmq_ray.store.recovery.checkpoint import Checkpointer
 from rmq_ray.store.recovery.recovery import RecoveryReport
 from rmq_ray.store.recovery.redispatch import Redispatcher

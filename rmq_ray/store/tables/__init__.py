@@ -1,4 +1,4 @@
-"""Small files beside the log: identity and locks, tables in JSON, journals.
+"""Small files beside the log: identity and locks, journals, the ledger of masters.
 
-Open first: ``config_files.py``.
+Open first: ``store_lock.py``.
 """

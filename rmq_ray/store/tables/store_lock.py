@@ -16,11 +16,9 @@ from __future__ import annotations
 
 import json
 
+from rmq_ray.codec.store_files import OURS
 from rmq_ray.errors import StoreCorrupt, StoreForeign, StoreMissing
 from rmq_ray.files import DirectoryLock, FileSystem
-
-OURS = "rmq_ray"
-COMMIT_LOG = "commitlog"
 
 
 class StoreLock:

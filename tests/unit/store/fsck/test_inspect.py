@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from rmq_ray.codec.store_files import ENTRY, ENTRY_BYTES
 from rmq_ray.errors import StoreInUse, StoreMissing
 from rmq_ray.files import FileSystem
 from rmq_ray.store.fsck import inspect
-from rmq_ray.store.queue.consume_queue import ENTRY, ENTRY_BYTES
 from rmq_ray.store.queue.index_file import HEADER_BYTES, ITEM, ITEM_BYTES, SLOT_BYTES
 from rmq_ray.store.recovery.checkpoint import (
     StoreCheckpoint,

@@ -7,9 +7,10 @@ from __future__ import annotations
 import pytest
 
 from rmq_ray.clock import ManualClock
+from rmq_ray.codec.store_files import segment_name
 from rmq_ray.config import StoreConfig
 from rmq_ray.errors import StoreCorrupt, StoreFull
-from rmq_ray.store.log.segment_chain import SegmentChain, segment_name
+from rmq_ray.store.log.segment_chain import SegmentChain
 from tests.support.faults.crash_fs import CrashFileSystem, keep_none
 
 LOG = "/store/commitlog"

@@ -14,9 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rmq_ray.codec.store_files import BLANK_ENTRY, ENTRIES, ENTRY
 from rmq_ray.errors import MessageIllegal, StoreCorrupt
 from rmq_ray.files import Bytes, File, FileCache, FileSystem
-from rmq_ray.store.queue.consume_queue import BLANK_ENTRY, ENTRIES, ENTRY, GAP_MAX, ConsumeQueue
+from rmq_ray.store.queue.consume_queue import GAP_MAX, ConsumeQueue
 from rmq_ray.store.queue.queue_table import QueueTable
 from tests.support.faults.crash_fs import CrashFileSystem, keep_none
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from rmq_ray.codec.store_files import ENTRY, ENTRY_BYTES
 from rmq_ray.files import FileCache, FileSystem
-from rmq_ray.store.queue.consume_queue import ENTRY, ENTRY_BYTES, ConsumeQueue
+from rmq_ray.store.queue.consume_queue import ConsumeQueue
 from rmq_ray.store.queue.consume_queue_ext import (
     ADDRESS_MAX,
     LONG_MIN,

@@ -10,9 +10,9 @@ import pytest
 
 from rmq_ray import config
 from rmq_ray.codec.record import tag_of
+from rmq_ray.codec.store_files import ENTRY
 from rmq_ray.config import FlushMode
 from rmq_ray.model.hashing import java_hash
-from rmq_ray.store.queue.consume_queue import ENTRY
 from rmq_ray.store.queue.consume_queue_ext import ExtendedQueue, is_address
 from tests.support.brokers import store_rig
 from tests.support.brokers.store_rig import StoreRig, make_frame

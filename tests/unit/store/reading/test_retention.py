@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from rmq_ray.clock import ManualClock
+from rmq_ray.codec.store_files import ENTRY
 from rmq_ray.config import GIB, StoreConfig
 from rmq_ray.errors import StoreError
 from rmq_ray.files import DiskSpace, FileSystem
 from rmq_ray.store.log.segment_chain import SegmentChain
-from rmq_ray.store.queue.consume_queue import ENTRY
 from rmq_ray.store.queue.index_service import IndexService
 from rmq_ray.store.queue.queue_table import QueueTable
 from rmq_ray.store.reading.retention import (

@@ -17,11 +17,9 @@ reader, since fresh memory for each chunk costs as much as reading it from the p
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -29,13 +27,19 @@ import numpy as np
 from rmq_ray.codec.record import MAGIC, OVERHEAD_BYTES
 from rmq_ray.codec.record_batch import Array, body_crcs
 from rmq_ray.codec.record_layout import RecordLayout
+from rmq_ray.codec.store_files import (
+    BLANK_SIZE,
+    COMMIT_LOG,
+    CONSUME_QUEUE,
+    ENTRIES,
+    ENTRY_BYTES,
+    OURS,
+    decode_epochs,
+    segment_name,
+)
 from rmq_ray.errors import StoreCorrupt, StoreError, StoreForeign, StoreMissing
 from rmq_ray.files import FileCache, FileSystem
 from rmq_ray.ports import Split
-from rmq_ray.store.log.log_lineage import EpochFile
-from rmq_ray.store.log.segment_chain import segment_name
-from rmq_ray.store.queue.consume_queue import BLANK_SIZE, ENTRIES, ENTRY_BYTES
-from rmq_ray.store.tables.store_lock import COMMIT_LOG, OURS
 
 logger = logging.getLogger("rmq_ray.store")
 
@@ -44,24 +48,6 @@ GAP_BYTES_MAX = (
     4_096  # bytes of other queues between two records that are cheaper to read than a second call
 )
 OPEN_FILES_MAX = 64
-CONSUME_QUEUE = "consumequeue"
-
-
-@lru_cache(maxsize=1)
-def host_id() -> str:
-    """32 hex digits: this machine since its last boot, the same in all its processes and network
-    namespaces.
-
-    Two parties with the same value may share files; whether they do is checked by the store's
-    identity at its path.
-    """
-    files = FileSystem()
-    try:
-        machine = files.read_whole("/etc/machine-id").strip()
-    except StoreError:
-        machine = b""
-    known = machine + files.boot_id().encode()
-    return hashlib.sha256(known or files.random_bytes(32)).hexdigest()[:32]
 
 
 class LocalSplitReader:
@@ -123,11 +109,15 @@ class LocalSplitReader:
         self._check_epoch(split)
 
     def _check_epoch(self, split: Split) -> None:
-        epochs = EpochFile(f"{split.store_path}/{OURS}/epochs", self._files)
-        epochs.load()
-        if epochs.current != split.epoch:
+        path = f"{split.store_path}/{OURS}/epochs"
+        try:
+            epochs = decode_epochs(self._files.read_whole(path), path)
+        except StoreMissing:  # before the first
+            epochs = []
+        current = epochs[-1][0] if epochs else 0
+        if current != split.epoch:
             fault = (
-                f"the log at {split.store_path} is in epoch {epochs.current}, planned was "
+                f"the log at {split.store_path} is in epoch {current}, planned was "
                 f"{split.epoch}: what lay behind a cut may have changed"
             )
             raise StoreError(f"{fault}; plan the read again", split.store_path)

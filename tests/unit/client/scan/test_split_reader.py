@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rmq_ray.client.scan.split_reader import LocalSplitReader
 from rmq_ray.codec.record import decode_record
 from rmq_ray.errors import StoreCorrupt, StoreError, StoreForeign, StoreMissing
+from rmq_ray.files import host_id
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.ports import Split, SplitReader
-from rmq_ray.store.reading.split_reader import LocalSplitReader, host_id
 from tests.support.brokers.store_rig import ROOT, StoreRig
 from tests.support.faults.crash_fs import CrashFileSystem
 

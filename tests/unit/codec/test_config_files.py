@@ -11,11 +11,7 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.errors import StoreCorrupt, StoreError
-from rmq_ray.files import FileSystem
-from rmq_ray.model.ids import MessageQueue
-from rmq_ray.model.topics import DataVersion, GroupConfig, TopicConfig
-from rmq_ray.store.tables.config_files import (
+from rmq_ray.codec.config_files import (
     ConfigFile,
     broadcast_offsets_file,
     consumer_offsets_file,
@@ -25,9 +21,13 @@ from rmq_ray.store.tables.config_files import (
     kv_file,
     topics_file,
 )
+from rmq_ray.errors import StoreCorrupt, StoreError
+from rmq_ray.files import FileSystem
+from rmq_ray.model.ids import MessageQueue
+from rmq_ray.model.topics import DataVersion, GroupConfig, TopicConfig
 from tests.support.faults.crash_fs import CrashFileSystem, keep_all, keep_none
 
-GOLDEN = Path(__file__).parents[3] / "golden" / "config"
+GOLDEN = Path(__file__).parents[2] / "golden" / "config"
 TABLES: dict[str, tuple[Any, Any]] = {
     "topics.json": (
         topics_file,
