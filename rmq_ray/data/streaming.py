@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -80,26 +81,16 @@ def iter_batches(  # noqa: PLR0913 - the settings of the outermost call
     first table raises ``TopicNotFound``, and ``OffsetOutOfRange`` where retention has overtaken
     ``after``.
     """
-    check_topic(topic)
-    check_group(group)
-    if batch_size < 1:
-        raise ClientError(f"batch_size must be at least 1, not {batch_size}", batch_size)
-    if commit not in COMMITS:
-        raise ClientError(f"commit must be 'next' or 'manual', not {commit!r}", repr(commit)[:80])
+    _check_names_and_sizes(topic, group, batch_size, commit)
     chosen = None if columns is None else checked_columns(columns, ClientError)
-    options: dict[str, Any] = {"auto_commit": False, "start_from": start_from, **settings}
     # the consumer is opened later, perhaps in another process, which would mean another cluster
     meant = meant_cluster(cluster, name_servers)
-    options |= keywords(account_of(meant, name_servers, secret, access_key, secret_key))
-
-    def open_consumer() -> PullConsumer:
-        return PullConsumer(
-            group, cluster=meant, name_servers=name_servers, secret=secret, tls=tls, **options
-        )
-
+    options = keywords(account_of(meant, name_servers, secret, access_key, secret_key))
+    options |= {"auto_commit": False, "start_from": start_from, **settings}
+    options |= {"cluster": meant, "name_servers": name_servers, "secret": secret, "tls": tls}
     return TopicBatches(
         _Run(
-            open_consumer,
+            partial(PullConsumer, group, **options),
             topic,
             batch_size,
             chosen,
@@ -111,6 +102,15 @@ def iter_batches(  # noqa: PLR0913 - the settings of the outermost call
             _checked(shard),
         )
     )
+
+
+def _check_names_and_sizes(topic: str, group: str, batch_size: int, commit: str) -> None:
+    check_topic(topic)
+    check_group(group)
+    if batch_size < 1:
+        raise ClientError(f"batch_size must be at least 1, not {batch_size}", batch_size)
+    if commit not in COMMITS:
+        raise ClientError(f"commit must be 'next' or 'manual', not {commit!r}", repr(commit)[:80])
 
 
 def furthest(positions: After | Sequence[After] | None) -> Offsets:

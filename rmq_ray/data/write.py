@@ -13,7 +13,8 @@ need no name of a cluster: name servers and the secret travel with the task.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -78,28 +79,30 @@ def write_topic(  # noqa: PLR0913 - the settings of the outermost call
     check_bulk_topic(topic)
     check_name(once)
     timeout_ms = frame_timeout_ms(timeout, ClientError)
+    columns = Columns.kept(body, key, tag, properties)
     discovery = discovery_for(cluster, name_servers, secret, tls, access_key, secret_key)
-    columns = Columns(
-        body, key, tag, properties if isinstance(properties, str) else tuple(properties)
-    )
     target = Target(topic, columns, discovery.lookup(), timeout_ms, group=GROUP)
-    options = dataset.context.execution_options
-    kept_order = options.preserve_order
     if once is not None:
-        target = replace(
-            target,
-            write=once,
-            queues=tuple(write_queues(discovery, topic, discovery.broker_names())),
-        )
-        options.preserve_order = (
-            True  # else the numbers of tasks follow from which block was there first
-        )
+        queues = write_queues(discovery, topic, discovery.broker_names())
+        target = replace(target, write=once, queues=tuple(queues))
     sink = TopicDatasink(target)
-    try:
+    with _order_of_blocks(dataset, once is not None):
         dataset.write_datasink(sink, concurrency=concurrency, ray_remote_args=ray_remote_args)
-    finally:
-        options.preserve_order = kept_order
     return sink.stored
+
+
+@contextlib.contextmanager
+def _order_of_blocks(dataset: ray.data.Dataset, kept: bool) -> Iterator[None]:
+    """``kept``: the numbers of tasks follow the blocks' order while this lasts; else, as the
+    dataset has it, perhaps which block was there first.
+    """
+    options = dataset.context.execution_options
+    before = options.preserve_order
+    options.preserve_order = before or kept
+    try:
+        yield
+    finally:
+        options.preserve_order = before
 
 
 def check_name(once: object) -> None:

@@ -17,7 +17,7 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rmq_ray.clock import SYSTEM_CLOCK, Clock
 from rmq_ray.errors import ClusterError, RemotingError, SparkError
@@ -51,6 +51,12 @@ class Trigger:
             raise SparkError(
                 f"trigger_seconds must be 0 to a day, not {self.seconds!r}", self.seconds
             )
+
+    def for_spark(self) -> dict[str, Any]:
+        """The arguments of ``DataStreamWriter.trigger``."""
+        if self.available_now:
+            return {"availableNow": True}
+        return {"processingTime": f"{self.seconds} seconds"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,9 +197,9 @@ def write_stream_topic(  # noqa: PLR0913 - the settings of the outermost call
             "write_stream_topic takes a streaming DataFrame; write_topic takes others", topic
         )
     check_bulk_topic(topic)
-    names = properties if isinstance(properties, str) else tuple(properties)
-    check_schema(df, Columns(body, key, tag, names))
-    Trigger(trigger_seconds, available_now)
+    columns = Columns.kept(body, key, tag, properties)
+    check_schema(df, columns)
+    trigger = Trigger(trigger_seconds, available_now)
     # batches are written later, when this process may use other clusters as well
     meant = meant_cluster(cluster, name_servers)
     discovery = discovery_for(meant, name_servers, secret, tls, access_key, secret_key)
@@ -216,7 +216,7 @@ def write_stream_topic(  # noqa: PLR0913 - the settings of the outermost call
             body=body,
             key=key,
             tag=tag,
-            properties=names,
+            properties=columns.properties,
             once=Once(f"{query_id[0]}/{number}", partitions),
             timeout=timeout,
             cluster=meant,
@@ -226,16 +226,8 @@ def write_stream_topic(  # noqa: PLR0913 - the settings of the outermost call
             **keywords(discovery.account),
         )
 
-    writer = (
-        df.writeStream.foreachBatch(write)
-        .outputMode(output_mode)
-        .option("checkpointLocation", str(checkpoint))
-    )
-    writer = (
-        writer.trigger(availableNow=True)
-        if available_now
-        else writer.trigger(processingTime=f"{trigger_seconds} seconds")
-    )
+    writer = df.writeStream.foreachBatch(write).outputMode(output_mode)
+    writer = writer.option("checkpointLocation", str(checkpoint)).trigger(**trigger.for_spark())
     query = (writer.queryName(query_name) if query_name else writer).start()
     query_id.append(str(query.id))
     started.set()

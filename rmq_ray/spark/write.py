@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rmq_ray.actors.access_keys import SecretKey
@@ -99,6 +99,27 @@ def write_topic(  # noqa: PLR0913 - the settings of the outermost call
     names, ``TopicNotFound``, ``ClusterError``.
     """
     check_bulk_topic(topic)
+    _check_ends(df, topic)
+    if progress is not None and not callable(progress):
+        raise SparkError(
+            f"progress must be a function of the number of rows, not {progress!r:.80}",
+            repr(progress)[:80],
+        )
+    columns = Columns.kept(body, key, tag, properties)
+    check_schema(df, columns)
+    discovery = discovery_for(cluster, name_servers, secret, tls, access_key, secret_key)
+    target = Target(topic, columns, discovery.lookup(), frame_timeout_ms(timeout, SparkError))
+    rows = df.select(*(f"`{name}`" for name in columns.names()))
+    if once is not None:
+        named = once if isinstance(once, Once) else Once(once)
+        queues = write_queues(discovery, topic, discovery.broker_names())
+        target = replace(target, write=named.write, queues=tuple(queues))
+        rows = settled(rows, columns, named.partitions)
+    return send(rows, target, progress)
+
+
+def _check_ends(df: DataFrame, topic: str) -> None:
+    """``SparkError`` for what is no DataFrame, or one that never ends."""
     if getattr(df, "isStreaming", False):
         raise SparkError(
             "write_topic takes a DataFrame that ends; write_stream_topic takes streaming ones",
@@ -109,24 +130,6 @@ def write_topic(  # noqa: PLR0913 - the settings of the outermost call
             f"write_topic takes a Spark DataFrame, not a {type(df).__module__} "
             f"{type(df).__name__}; session.createDataFrame makes one of it"
         )
-    if progress is not None and not callable(progress):
-        raise SparkError(
-            f"progress must be a function of the number of rows, not {progress!r:.80}",
-            repr(progress)[:80],
-        )
-    columns = Columns(
-        body, key, tag, properties if isinstance(properties, str) else tuple(properties)
-    )
-    check_schema(df, columns)
-    discovery = discovery_for(cluster, name_servers, secret, tls, access_key, secret_key)
-    target = Target(topic, columns, discovery.lookup(), frame_timeout_ms(timeout, SparkError))
-    rows = df.select(*(f"`{name}`" for name in columns.names()))
-    if once is not None:
-        named = once if isinstance(once, Once) else Once(once)
-        queues = write_queues(discovery, topic, discovery.broker_names())
-        target = Target(topic, columns, target.where, target.timeout_ms, named.write, tuple(queues))
-        rows = settled(rows, columns, named.partitions)
-    return send(rows, target, progress)
 
 
 def check_schema(df: DataFrame, columns: Columns) -> None:

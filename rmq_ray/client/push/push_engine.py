@@ -92,27 +92,13 @@ class PushEngine(ConsumerEngine):
         super().__init__(parts, data)
         self._limits = config
         self._left = False
-        send_back = RetrySender(client, group, parts.retries_max, clock)
-        drained = self.puller.resume_if_drained
         self.invoker = invoker = ListenerInvoker(group, listener, settings, clock)
         self.leases: QueueLeases | None = None
-        self.consumption: ConcurrentConsumption | OrderlyConsumption
         if orderly:
-            locks = OwnQueues if settings.broadcasting else QueueLeases
-            self.leases = locks(parts, self._lock_lost)
-            self.consumption = OrderlyConsumption(
-                parts,
-                invoker.of_messages,
-                send_back,
-                self.leases,
-                drained,
-                lambda _work: self.rebalance_now(),
+            self.leases = (OwnQueues if settings.broadcasting else QueueLeases)(
+                parts, self._lock_lost
             )
-        else:
-            failed = FailedDiscarder(group) if settings.broadcasting else send_back
-            self.consumption = ConcurrentConsumption(
-                parts, invoker.call, failed, drained, invoker.take
-            )
+        self.consumption = self._consumption(parts, settings)
         self.rebalancer = Rebalancer(
             parts,
             Membership(group, client.client_id, settings.model, settings.strategy),
@@ -129,6 +115,26 @@ class PushEngine(ConsumerEngine):
         self.operator_requests = OperatorRequests(
             parts, "consumer", properties, self.reset_offset, invoker.of_messages
         )
+
+    def _consumption(
+        self, parts: ConsumerParts, settings: ConsumerSettings
+    ) -> ConcurrentConsumption | OrderlyConsumption:
+        """What hands messages to the listener: queue by queue under their leases, or side by
+        side.
+        """
+        send_back = RetrySender(parts.client, parts.group, parts.retries_max, parts.clock)
+        drained = self.puller.resume_if_drained
+        if self.leases is not None:
+            return OrderlyConsumption(
+                parts,
+                self.invoker.of_messages,
+                send_back,
+                self.leases,
+                drained,
+                lambda _work: self.rebalance_now(),
+            )
+        failed = FailedDiscarder(parts.group) if settings.broadcasting else send_back
+        return ConcurrentConsumption(parts, self.invoker.call, failed, drained, self.invoker.take)
 
     def begin(self) -> None:
         """After the client instance started: routes, heartbeat, then the threads."""

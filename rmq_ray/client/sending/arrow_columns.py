@@ -50,6 +50,13 @@ class Columns:
     tag: str | None = None
     properties: str | Sequence[str] = ()
 
+    @classmethod
+    def kept(
+        cls, body: str, key: str | None, tag: str | None, properties: str | Sequence[str]
+    ) -> Columns:
+        """The same for a later write: what the caller does to its list does not change it."""
+        return cls(body, key, tag, properties if isinstance(properties, str) else tuple(properties))
+
     def checked(self) -> Columns:
         """The same with properties that can be looked at again and again, each column once.
         ``ClientError`` for what is no name.

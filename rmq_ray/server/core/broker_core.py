@@ -119,13 +119,29 @@ class BrokerCore:
         self.handle = self.dispatch.handle
         """Serve one request, see ``Dispatch.handle``."""
         self.upkeep = Upkeep(self.keeper, identity, self.tables, clock, offload)
-        self.replication = Replication(
-            config,
-            identity,
+        self.replication = self._make_replication(leadership, epoch)
+        self.acks = Acknowledgements(answer_wait_ms(config), config.in_flight_bytes_max)
+        self._make_writers()
+        self.timers = BrokerTimers(clock.monotonic_ms())
+        self._more_delays = self._more_checks = False
+        self._replica_status: Callable[[], dict[str, Any]] | None = None
+        self._started: list[Callable[[RmqError | None], None]] = []
+        self.gate = (
+            LeadershipGate(leadership, epoch, identity, self.keeper, self.replication, config)
+            if leadership is not None
+            else None
+        )
+        self._make_handlers(make_hold, reads, access)
+        self._set_timers()
+
+    def _make_replication(self, leadership: Leadership | None, epoch: int | None) -> Replication:
+        return Replication(
+            self.config,
+            self.identity,
             self.keeper,
-            clock,
+            self.clock,
             self._files,
-            offload,
+            self.offload,
             self.dispatch.answer,
             self.dispatch.answer_from,
             self._durable,
@@ -134,13 +150,16 @@ class BrokerCore:
             leadership,
             epoch,
         )
-        self.acks = Acknowledgements(answer_wait_ms(config), config.in_flight_bytes_max)
+
+    def _make_writers(self) -> None:
+        """What stores messages: at once, when a delay has passed, when a transaction has ended."""
+        config = self.config
         self.writer = MessageWriter(
             self.keeper,
-            identity,
+            self.identity,
             self.levels,
-            clock,
-            store_host,
+            self.clock,
+            self._store_host,
             config.timer_max_delay_hours * HOUR_MS,
         )
         self.delays = DelayService(self.levels, self.keeper, self.writer, self.counters)
@@ -151,9 +170,8 @@ class BrokerCore:
             self.tables.topics,
             self.counters,
             self._files,
-            offload,
+            self.offload,
         )
-        asker = TransactionAsker(self.members, store_host)
         self.transactions = Transactions(
             config,
             self.keeper,
@@ -161,24 +179,20 @@ class BrokerCore:
             self.tables.topics,
             self.tables.offsets,
             self.counters,
-            asker,
+            TransactionAsker(self.members, self._store_host),
         )
-        self.timers = BrokerTimers(clock.monotonic_ms())
-        self._more_delays = self._more_checks = False
-        self._replica_status: Callable[[], dict[str, Any]] | None = None
-        self._started: list[Callable[[RmqError | None], None]] = []
-        self.gate = (
-            LeadershipGate(leadership, epoch, identity, self.keeper, self.replication, config)
-            if leadership is not None
-            else None
-        )
+
+    def _make_handlers(
+        self, make_hold: Callable[[OnWake], Hold], reads: Offload, access: AccessCopy | None
+    ) -> None:
+        """What serves requests, and what tells of it; dispatch begins to hand requests on."""
         handlers = make_handlers(
             HandlerParts(
-                config,
+                self.config,
                 self._files,
-                store_host,
-                clock,
-                identity,
+                self._store_host,
+                self.clock,
+                self.identity,
                 self.keeper,
                 self.tables,
                 self.members,
@@ -190,7 +204,7 @@ class BrokerCore:
                 self.timed,
                 self.transactions,
                 self.replication,
-                offload,
+                self.offload,
                 reads,
                 self.dispatch,
                 self.drain,
@@ -202,8 +216,8 @@ class BrokerCore:
         )
         self.pulls, self.pops = handlers.pulls, handlers.pops
         self.metrics = BrokerMetrics(
-            identity,
-            clock,
+            self.identity,
+            self.clock,
             self.keeper,
             self.tables,
             self.members,
@@ -211,8 +225,7 @@ class BrokerCore:
             lambda: handlers.pops.ledger.table.queues,
         )
         self.group_handlers, self.lock_handlers = handlers.groups, handlers.locks
-        self.dispatch.begin(hooked(handlers.requests, config.send_hooks), self.gate)
-        self._set_timers()
+        self.dispatch.begin(hooked(handlers.requests, self.config.send_hooks), self.gate)
 
     # --- life ---
 

@@ -100,16 +100,7 @@ class GroupOperations:
             queue.queue_id: offset
             for queue, offset in bodies_admin.decode_offsets(command.body_bytes()).items()
         }
-        current: dict[int, int] = {}
-        for queue_id in range(config.write_queues):
-            stored = self._offsets.query(header.topic, header.group, queue_id)
-            if stored is None and given:
-                stored = 0
-            if stored is None:
-                raise Refused(
-                    f"THe consumer group <{header.group}> not exist", ResponseCode.SYSTEM_ERROR
-                )
-            current[queue_id] = stored
+        current = self._committed(header, config.write_queues, 0 if given else None)
 
         def read() -> dict[MessageQueue, int]:
             wanted = {queue_id: _target(store, header, queue_id, given) for queue_id in current}
@@ -123,35 +114,55 @@ class GroupOperations:
             }
 
         def tell(found: dict[MessageQueue, int]) -> Command:
-            fields = ResetOffsetHeader(header.topic, header.group, header.timestamp_ms).to_fields()
             body = bodies_admin.encode_offsets(found)
-            if (
-                group.consume_type is ConsumeType.CONSUME_POP
-            ):  # no member has a queue: what is out is void
-                for queue, target in found.items():
-                    self._offsets.commit(
-                        header.topic,
-                        header.group,
-                        queue.queue_id,
-                        target,
-                        command.opaque,
-                        administrator=True,
-                    )
+            if group.consume_type is not ConsumeType.CONSUME_POP:
+                self._tell_members(group, header, body)
                 return command.answer(fields={}, body=body)
-            for channel in list(group.channels):
-                self._number += 1
-                cast(Peer, channel).send(
-                    Command(
-                        RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
-                        self._number & 0x7FFFFFFF,
-                        FLAG_ONEWAY,
-                        fields,
-                        body,
-                    )
+            for queue, target in found.items():  # no member has a queue: what is out is void
+                self._offsets.commit(
+                    header.topic,
+                    header.group,
+                    queue.queue_id,
+                    target,
+                    command.opaque,
+                    administrator=True,
                 )
             return command.answer(fields={}, body=body)
 
         self._later(command, peer, read, tell)
+
+    def _committed(
+        self, header: ResetOffsetHeader, queues: int, missing: int | None
+    ) -> dict[int, int]:
+        """Where the group stands in each of the topic's queues; ``missing``: in one without a
+        committed offset. ``Refused`` when that is None.
+        """
+        current: dict[int, int] = {}
+        for queue_id in range(queues):
+            stored = self._offsets.query(header.topic, header.group, queue_id)
+            if stored is None:
+                stored = missing
+            if stored is None:
+                raise Refused(
+                    f"THe consumer group <{header.group}> not exist", ResponseCode.SYSTEM_ERROR
+                )
+            current[queue_id] = stored
+        return current
+
+    def _tell_members(self, group: ConsumerGroup, header: ResetOffsetHeader, body: bytes) -> None:
+        """Send every member the positions in ``body``; nobody answers."""
+        fields = ResetOffsetHeader(header.topic, header.group, header.timestamp_ms).to_fields()
+        for channel in list(group.channels):
+            self._number += 1
+            cast(Peer, channel).send(
+                Command(
+                    RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
+                    self._number & 0x7FFFFFFF,
+                    FLAG_ONEWAY,
+                    fields,
+                    body,
+                )
+            )
 
     def positions(self, command: Command, peer: Peer) -> None:
         """223: what each member (or the one at ``client_addr``) says of its positions in the

@@ -332,20 +332,16 @@ def _check_varied(view: memoryview, sizes: Array, body_bytes_max: int) -> Checke
         and int(body_len.max()) <= body_bytes_max
     ):
         return None
+    text_at = topic_at + (topic_len + 3)
+    crcs = np.ascontiguousarray(head["crc"])
     if (
         int(text_len.min()) < 0
         or int(text_len.max()) > PROPERTIES_BYTES_MAX
         or not _TOPIC.fullmatch(topic)
-    ):
-        return None
-    text_at = topic_at + (topic_len + 3)
-    if (
-        not _topics_equal(view, topic_at, topic_len, count)
+        or not _topics_equal(view, topic_at, topic_len, count)
         or (np.ndarray((length - 1,), ">i2", view, 0, (1,))[text_at - 2] != text_len).any()
+        or (body_crcs(view, starts + HEADER_BYTES, topic_at) != crcs).any()
     ):
-        return None
-    crcs = np.ascontiguousarray(head["crc"])
-    if (body_crcs(view, starts + HEADER_BYTES, topic_at) != crcs).any():
         return None
     mark_at = int(text_at[0])
     mark = _frame_mark(

@@ -139,54 +139,27 @@ def encode_mixed(
     mixed = MixedFrame()
     host, start = pack_host_v4(*store_host), 0
     for item in items:
-        (
-            (
-                topic,
-                queue_id,
-                body,
-                _,
-                flag,
-                sys_flag,
-                born_ms,
-                _,
-                reconsume_times,
-                prepared_offset,
-            ),
-            topic_part,
-            text,
-            size,
-            born_host,
-        ) = item
+        message, topic_part, text, size, born_host = item
+        topic, queue_id = message.topic, message.queue_id
         piece = mixed.pieces.get((topic, queue_id))
         if piece is None:
             piece = mixed.pieces[topic, queue_id] = QueuePiece(
                 CheckedFrame(topic, queue_id, 0, 0, [], [], []),
                 next_offsets.get((topic, queue_id), 0),
-                sys_flag,
+                message.sys_flag,
             )
         frame = piece.frame
         queue_offset = piece.queue_offset + frame.count
         if born_host is None:
             parts.append(encode_record(_record(item, (queue_offset, log_offset + start), store_ms)))
         else:
-            head = HEADER.pack(
-                size,
-                MAGIC,
-                body_crc(body),
-                queue_id,
-                flag,
-                queue_offset,
-                log_offset + start,
-                sys_flag & ~_V6_FLAGS,
-                born_ms,
-                born_host,
-                store_ms,
-                host,
-                reconsume_times,
-                prepared_offset,
-                len(body),
+            parts += (
+                _header(item, (queue_offset, log_offset + start), store_ms, host),
+                message.body,
+                topic_part,
+                len(text).to_bytes(2, "big"),
+                text,
             )
-            parts += (head, body, topic_part, len(text).to_bytes(2, "big"), text)
         unique, facts = stored_parts(text)
         if unique is not None:
             mixed.keys.append((start, topic, unique))
@@ -208,6 +181,27 @@ def encode_mixed(
     for piece in mixed.pieces.values():
         piece.frame.length = start
     return b"".join(parts), mixed
+
+
+def _header(item: Sized, offsets: tuple[int, int], store_ms: int, store_host: bytes) -> bytes:
+    """The fixed part of the record of a message that was born at an IPv4 address."""
+    (_, queue_id, body, _, flag, sys_flag, born_ms, _, consumed, prepared_offset) = item.message
+    return HEADER.pack(
+        item.size,
+        MAGIC,
+        body_crc(body),
+        queue_id,
+        flag,
+        *offsets,
+        sys_flag & ~_V6_FLAGS,
+        born_ms,
+        item.host,
+        store_ms,
+        store_host,
+        consumed,
+        prepared_offset,
+        len(body),
+    )
 
 
 def _record(item: Sized, offsets: tuple[int, int], store_ms: int) -> Record:
