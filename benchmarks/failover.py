@@ -346,7 +346,7 @@ DEEDS = (
 
 
 def settled(mq: rmq.Cluster) -> dict[str, Any]:
-    """What the controller says once somebody reigns and every copy is in the set."""
+    """What the controller says once somebody is master and every copy is in the set."""
     found: dict[str, Any] = {}
 
     def check() -> bool:

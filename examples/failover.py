@@ -7,7 +7,7 @@ Readings are sent one by one and counted when every copy in sync has them (repli
 master's process is killed with signal 9: Ray has it back on its disk in about a second, before the
 slave would take over (2.5 s; on a slow machine it does), and it is elected again. Later whoever is
 slave then is made master by hand, as before an upgrade, and the old master follows it. At last the
-master is stopped and does not come back: the other copy reigns, and goes on alone, because
+master is stopped and does not come back: the other copy is master, and goes on alone, because
 copies_min=1 lets it. Every reading arrives. A host of its own for each copy, which makes this worth
 while, takes a topology file: docs/operations.md.
 """
@@ -47,14 +47,14 @@ def send(producer: rmq.Producer, number: int) -> float:
 
 
 def master(mq: rmq.Cluster) -> dict[str, Any]:
-    """Replica, address, epoch of the copy that reigns, once one does."""
+    """Replica, address, epoch of the copy that is master, once one does."""
     begun = time.monotonic()
     while time.monotonic() - begun < 60:
         for row in mq.replicas():
             if row["role"] == "master":
                 return row
         time.sleep(0.2)
-    raise TimeoutError("no copy reigns")
+    raise TimeoutError("no copy is master")
 
 
 def when_in_sync(change: Callable[[], object]) -> None:

@@ -233,7 +233,7 @@ class Cluster:
         ``replica`` may be left out where there are no slaves. Without ``force``, ``ClusterError``
         for the last broker that serves, ``PromotionRefused`` where nobody could take over, or where
         too few copies would be left for an acknowledgement. Returns ``broker``, ``replica``,
-        ``was`` ("running", "stopped"), ``master`` (the replica that reigns now).
+        ``was`` ("running", "stopped"), ``master`` (the replica that is master now).
         """
         if not force and replica_status.is_last(self.replicas(), broker_name, replica):
             raise ClusterError(

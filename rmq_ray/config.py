@@ -464,7 +464,7 @@ class BrokerConfig(_Group):
 class FailoverConfig(_Group):
     """When a slave takes over, in clusters that have slaves."""
 
-    automatic: bool = True  # False: another replica reigns only by `rmq-ray broker promote`
+    automatic: bool = True  # False: another replica is master only by `rmq-ray broker promote`
     # a master that does not serve for so long is replaced; Ray restarts a killed one in 1.3 s
     failover_after_ms: int = 2_500
 

@@ -24,7 +24,7 @@ from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import ClusterError, RmqError
 from rmq_ray.model.metrics import Family
-from rmq_ray.model.reigns import Assignment, ReplicaReport
+from rmq_ray.model.replica_roles import Assignment, ReplicaReport
 from rmq_ray.protocol.access.changes import AccountChange, ChangeAuthor
 from rmq_ray.protocol.access.rules import AccessRules
 from rmq_ray.remoting import loopback

@@ -54,7 +54,7 @@ class BrokerSpec:
 
 @dataclass(frozen=True, slots=True)
 class ControllerSpec:
-    """Where the controller keeps who reigns. ``resource`` None = the head node."""
+    """Where the controller keeps who is master. ``resource`` None = the head node."""
 
     ledger: str
     resource: str | None = None

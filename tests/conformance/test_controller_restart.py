@@ -16,7 +16,7 @@ from rmq_ray.actors.control.controller import ControllerShell
 from rmq_ray.actors.control.plan import StartOptions, make_plan
 from rmq_ray.actors.gateway import Ping
 from rmq_ray.errors import ClusterError
-from rmq_ray.model.reigns import ReplicaReport, Role
+from rmq_ray.model.replica_roles import ReplicaReport, Role
 from tests.conformance.test_elections import after
 
 

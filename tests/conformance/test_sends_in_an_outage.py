@@ -19,8 +19,8 @@ from rmq_ray.client.producer.producer import Producer
 from rmq_ray.config import ReplicationMode
 from rmq_ray.errors import NoRoute, ResponseError, TopicNotWritable
 from rmq_ray.model.message import Message, SendResult, SendStatus
+from tests.support.brokers.elected_cluster import ElectedCluster
 from tests.support.brokers.live_cluster import LiveCluster
-from tests.support.brokers.reigned import ReignedCluster
 from tests.support.waiting import eventually
 
 SYNC = {"replication": ReplicationMode.SYNC_MASTER, "slave_timeout_ms": 2_000}
@@ -47,11 +47,11 @@ def begun(work: Callable[[], object]) -> threading.Thread:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_sends_that_begin_while_nobody_reigns_reach_the_next_master(
+def test_sends_that_begin_while_there_is_no_master_reach_the_next_master(
     tmp_path: Path, kind: str
 ) -> None:
     with (
-        ReignedCluster(tmp_path, 3, SYNC) as cluster,
+        ElectedCluster(tmp_path, 3, SYNC) as cluster,
         Producer("p", discovery=cluster, send_timeout_ms=15_000) as producer,
     ):
         cluster.settled()
@@ -65,10 +65,10 @@ def test_sends_that_begin_while_nobody_reigns_reach_the_next_master(
         assert [result.status for result in sent] == [SendStatus.SEND_OK]
 
 
-def test_a_producer_that_starts_while_nobody_reigns_waits_for_the_next_master(
+def test_a_producer_that_starts_while_there_is_no_master_waits_for_the_next_master(
     tmp_path: Path,
 ) -> None:
-    with ReignedCluster(tmp_path, 3, SYNC) as cluster:
+    with ElectedCluster(tmp_path, 3, SYNC) as cluster:
         cluster.settled()
         Admin(cluster).create_topic("orders", queues=1)
         cluster.settled()
@@ -169,7 +169,7 @@ def test_sends_to_a_read_only_topic_wait_while_a_master_is_away_that_took_its_me
 
 
 def test_a_topic_is_created_at_a_master_that_may_lead_only_a_moment_later(tmp_path: Path) -> None:
-    with ReignedCluster(tmp_path, 3, SYNC) as cluster:
+    with ElectedCluster(tmp_path, 3, SYNC) as cluster:
         cluster.settled()
         leads = cluster.replicas[0]._leadership.hold_sends(cluster.told.master_epoch, 400)
         assert leads.master_epoch == cluster.told.master_epoch

@@ -2,7 +2,7 @@
 standard input with a line of JSON.
 
     python control_plane_job.py <Ray address> <store directory> <brokers | copies>
-    then: mark | late | reign | end
+    then: mark | late | master | end
 
 brokers: two of them; copies: one broker with two slaves, SYNC_MASTER.
 """
@@ -94,7 +94,7 @@ def late(producer: rmq.Producer) -> dict[str, Any]:
     return {"back_s": None}
 
 
-def reign(controller: Any) -> dict[str, Any]:
+def master(controller: Any) -> dict[str, Any]:
     """What the controller says of broker-a, by a handle that was looked up before."""
     found = gateway.call(controller, "elections")["broker-a"]
     return {
@@ -132,7 +132,7 @@ def main(address: str, store: str, what: str) -> None:
                 answer = {
                     "mark": beats.mark,
                     "late": lambda: late(producer),
-                    "reign": lambda: reign(controller),
+                    "master": lambda: master(controller),
                     "end": beats.end,
                 }[line.strip()]()
                 print(json.dumps(answer), flush=True)

@@ -223,12 +223,14 @@ def test_sends_and_pulls_go_on_without_the_control_plane_and_everything_is_found
     job.process.communicate(timeout=30)
 
 
-def reigns(job: Job, check: Callable[[dict[str, Any]], bool], timeout_s: float) -> dict[str, Any]:
+def master_when(
+    job: Job, check: Callable[[dict[str, Any]], bool], timeout_s: float
+) -> dict[str, Any]:
     """What the controller says, once it is so."""
     found: dict[str, Any] = {}
 
     def so() -> bool:
-        found.update(job.ask("reign"))
+        found.update(job.ask("master"))
         return check(found)
 
     eventually(so, timeout_s, every_s=0.2)
@@ -243,13 +245,13 @@ def test_a_master_that_dies_while_the_control_plane_is_dead_is_replaced_and_foll
     waits for it.
     """
     job = Job(plane, "copies")
-    before = reigns(
+    before = master_when(
         job, lambda found: found["serving"] and found["sync_state_set"] == [0, 1, 2], 30
     )
     assert before["master"] == 0
     command = plane.kill()
     os.kill(job.pids["broker-a/0"], signal.SIGKILL)
-    after = reigns(job, lambda found: found["serving"] and found["master"] != 0, 30)
+    after = master_when(job, lambda found: found["serving"] and found["master"] != 0, 30)
     assert after["master_epoch"] > before["master_epoch"]
     marks = [job.ask("mark")]
 
@@ -267,7 +269,7 @@ def test_a_master_that_dies_while_the_control_plane_is_dead_is_replaced_and_foll
     )
     assert not any(mark["errors"] for mark in marks)
     plane.start_again(command)
-    whole = reigns(job, lambda found: found["sync_state_set"] == [0, 1, 2], 60)
+    whole = master_when(job, lambda found: found["sync_state_set"] == [0, 1, 2], 60)
     assert whole["master"] == after["master"] and whole["serving"]
     assert job.ask("end") == {"missing": [], "twice": 0}
     job.process.communicate(timeout=30)

@@ -222,19 +222,19 @@ def test_a_master_whose_host_loses_its_power_is_replaced_and_follows_when_it_is_
     assert after["stored"] == MESSAGES and after["scans"] == {"db2": [MESSAGES, MESSAGES]}, (
         "the dead master's splits are read at a slave"
     )
-    reigning = eventually(
+    elected = eventually(
         lambda: next(
             (row for row in copies(hosts, "broker-a")[1:] if row["role"] == "master"), None
         ),
         30,
     )
-    assert reigning["epoch"] > 1
+    assert elected["epoch"] > 1
     hosts.boot("db1")
     ray_up(hosts, "--no-restart")
     again = rmq_up(hosts)
     assert (
         again["state"] == "was running"
-        and again["broker-a"]["0"] == reigning["address"]
+        and again["broker-a"]["0"] == elected["address"]
         and len(again["broker-a"]) == 3
     )
     eventually(

@@ -1,4 +1,4 @@
-"""A master dies, hangs or loses its disk: another replica reigns, producers and consumers go on,
+"""A master dies, hangs or loses its disk: another replica is master, producers and consumers go on,
 and nothing acknowledged is lost.
 """
 
@@ -33,7 +33,7 @@ SMALL = {"segment_bytes": 16 << 20}
 @pytest.fixture(scope="module")
 def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[rmq.Cluster]:
     """A master and two slaves, SYNC_MASTER: without one of them two copies are left, which an
-    acknowledgement needs. Each test takes whoever reigns.
+    acknowledgement needs. Each test takes whoever is master.
     """
     name = f"trio{uuid.uuid4().hex[:6]}"
     cluster = rmq.start(
@@ -75,7 +75,7 @@ def consumer(mq: rmq.Cluster, topic: str, collector: Collector) -> rmq.PushConsu
 
 
 @pytest.mark.ray
-def test_the_first_replica_reigns_at_first_and_the_status_says_so(trio: rmq.Cluster) -> None:
+def test_the_first_replica_is_master_at_first_and_the_status_says_so(trio: rmq.Cluster) -> None:
     found = settled(trio)
     assert (found["master"], found["sync_state_set"], found["why"]) == (0, [0, 1, 2], "")
     rows = {row["replica"]: row for row in trio.replicas()}
@@ -84,7 +84,7 @@ def test_the_first_replica_reigns_at_first_and_the_status_says_so(trio: rmq.Clus
 
 
 @pytest.mark.ray
-def test_after_kill_9_the_same_replica_reigns_in_another_epoch_and_nothing_is_lost(
+def test_after_kill_9_the_same_replica_is_master_in_another_epoch_and_nothing_is_lost(
     trio: rmq.Cluster,
 ) -> None:
     before = settled(trio)
@@ -148,7 +148,7 @@ def test_a_controller_that_dies_in_the_middle_of_an_election_goes_on_with_it(
 
 
 @pytest.mark.ray
-def test_by_hand_another_replica_reigns_and_the_old_one_follows_without_loss(
+def test_by_hand_another_replica_is_master_and_the_old_one_follows_without_loss(
     by_hand: rmq.Cluster,
 ) -> None:
     """ASYNC_MASTER: the old master gives its slave all that it has acknowledged before it goes."""

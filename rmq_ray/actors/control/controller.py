@@ -3,10 +3,10 @@ secret, supervises, and decides who is master.
 
 It decides nothing about messages. State machine: STARTING -> SERVING | FAILED, and STOPPING at the
 end. Members that hang are killed (Ray restarts them), members that are gone are created again,
-never with a new store (``members``). With slaves it keeps a ledger of who reigns and runs elections
-(``elections``); a controller that starts again reads it and goes on: it is never FAILED, elects and
-supervises whoever runs at once, and tries again what did not come up. Where connections need an
-account it keeps the one store of them (``account_store``), beside everything else.
+never with a new store (``members``). With slaves it keeps a ledger of who is master and runs
+elections (``elections``); a controller that starts again reads it and goes on: it is never FAILED,
+elects and supervises whoever runs at once, and tries again what did not come up. Where connections
+need an account it keeps the one store of them (``account_store``), beside everything else.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rmq_ray.actors.shell import be_urgent, is_restart, spawn
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.errors import ClusterError, ConfigError, PromotionRefused, RmqError
 from rmq_ray.files import FileSystem
-from rmq_ray.model.reigns import Assignment
+from rmq_ray.model.replica_roles import Assignment
 from rmq_ray.ports import ClusterAddress
 from rmq_ray.protocol.access.accounts import ResourceKind
 from rmq_ray.protocol.access.changes import AccountChange, ChangeAuthor
@@ -157,11 +157,11 @@ class ControllerShell:
         """Start every copy that is stopped; their actors."""
         return await self._maintenance.start_all()
 
-    # --- who reigns ---
+    # --- who is master ---
 
     async def elections(self) -> dict[str, dict[str, object]]:
         """Broker name -> epoch, master, sync state set, what each replica said last, and why nobody
-        reigns. Only brokers with slaves.
+        is master. Only brokers with slaves.
         """
         return self._elections.status()
 
@@ -318,7 +318,7 @@ class ControllerShell:
         )
 
     async def _master(self, broker_name: str) -> None:
-        """Wait until one replica reigns and name servers know it. On the very first start a
+        """Wait until one replica is master and name servers know it. On the very first start a
         replica's error is the cluster's: all of them are needed.
         """
         election = self._elections.of(broker_name)

@@ -6,8 +6,8 @@ the rules decide.
                                                                 ^
     proposals of the master, promotions by hand ────────────────┘
 
-Decides how calls and disks fail, nothing about who reigns (``protocol.election.promotion``). Made
-by the controller, in whose loop everything runs; the ledger is written beside it.
+Decides how calls and disks fail, nothing about who is master (``protocol.election.promotion``).
+Made by the controller, in whose loop everything runs; the ledger is written beside it.
 
 Invariants: one call to a replica is awaited at a time; one decision at a time; no look-ups: a
 handle is kept for as long as the actor lives.
@@ -29,7 +29,7 @@ from rmq_ray.clock import SYSTEM_CLOCK, Clock
 from rmq_ray.config import ReplicationMode
 from rmq_ray.errors import ClusterError, PromotionRefused, RmqError, StoreError, StoreInUse
 from rmq_ray.files import FileSystem
-from rmq_ray.model.reigns import Assignment, ReplicaReport, Role, Standing
+from rmq_ray.model.replica_roles import Assignment, ReplicaReport, Role, Standing
 from rmq_ray.protocol.election.promotion import Call, Rules, Succession
 from rmq_ray.server.base.offload import ThreadOffload
 from rmq_ray.store.tables.ledger import Entry, Ledger
@@ -125,8 +125,8 @@ class Election:
             return None if self.rules.standing is None else self.rules.standing.assignment
 
     async def promote(self, replica: int | None, force: bool) -> dict[str, Any]:
-        """By hand: another replica reigns when this returns. ``PromotionRefused`` otherwise; then
-        the old master goes on, or another is elected.
+        """By hand: another replica is master when this returns. ``PromotionRefused`` otherwise;
+        then the old master goes on, or another is elected.
         """
         if self._promoting:
             raise PromotionRefused(
@@ -159,7 +159,7 @@ class Election:
 
     @property
     def serving_master(self) -> int | None:
-        """Who reigns and takes sends; None while nobody does."""
+        """Who is master and takes sends; None while nobody does."""
         standing = self.rules.standing
         return (
             standing.assignment.master
@@ -169,11 +169,11 @@ class Election:
 
     @property
     def is_new(self) -> bool:
-        """Whether nobody ever reigned."""
+        """Whether nobody was ever master."""
         return self.rules.standing is None
 
     def others_have_everything(self, replica: int) -> bool:
-        """Whether this one's copy may be lost: another one reigns, and waits for it no more."""
+        """Whether this one's copy may be lost: another one is master, and waits for it no more."""
         standing = self.rules.standing
         return (
             self.serving_master not in (None, replica)
@@ -437,7 +437,7 @@ class Elections:
         return {name: election.status() for name, election in self._elections.items()}
 
     def masters(self) -> frozenset[str]:
-        """Keys of the replicas that reign."""
+        """Keys of the replicas that are masters."""
         return frozenset(
             names.replica_key(name, master)
             for name, election in self._elections.items()

@@ -52,11 +52,11 @@ class ReplicaMaintenance:
         self._working = asyncio.Lock()
 
     async def stop(self, broker_name: str, replica: int, force: bool) -> dict[str, Any]:
-        """Returns ``was`` ("running", "stopped") and ``master``: the replica that reigns now, where
-        there are slaves.
+        """Returns ``was`` ("running", "stopped") and ``master``: the replica that is master now,
+        where there are slaves.
 
-        Raises ``PromotionRefused`` where nobody reigns now, or where that would leave the broker
-        without a master or, under SYNC_MASTER, without ``copies_min`` copies in sync, unless
+        Raises ``PromotionRefused`` where there is no master now, or where that would leave the
+        broker without a master or, under SYNC_MASTER, without ``copies_min`` copies in sync, unless
         ``force``; ``ClusterError`` for an unknown copy, and where Ray does not let the actor go.
         """
         async with self._working:
@@ -136,7 +136,7 @@ class ReplicaMaintenance:
         return await self._serving(name)
 
     async def _leave(self, config: BrokerConfig, force: bool) -> None:
-        """Hand over, if it reigns; see what the others are without it."""
+        """Hand over, if it is master; see what the others are without it."""
         try:
             election = self._elections.of(config.broker_name)
             if election.serving_master is None:

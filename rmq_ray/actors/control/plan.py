@@ -46,7 +46,7 @@ class ClusterPlan:
     ``resources``: key (``names.replica_key``, name-server-0, controller) -> custom Ray resource
     that only its node has; needed where there are several nodes. ``identities``: key -> the store
     that must be there; who has none here may make a new store. ``ledger``: directory in which the
-    controller keeps who reigns; None where there are no slaves. ``home``: directory in which it
+    controller keeps who is master; None where there are no slaves. ``home``: directory in which it
     keeps the accounts; ``accounts``: path of the file that they come from, None = they are changed
     by commands.
     """

@@ -457,7 +457,7 @@ class ClientInstance:
 
     def _silent(self, address: Address) -> None:
         """Requests wait there and nothing comes, as from an idle broker or from one that hangs:
-        another copy may reign meanwhile. A reader's thread.
+        another copy may be master meanwhile. A reader's thread.
         """
         topic = self.routes.topic_of_copies(address)
         if topic is not None:

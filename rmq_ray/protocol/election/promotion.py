@@ -6,10 +6,10 @@ calls and its clock.
     REIGNING ──master gone, order──> ELECTING (master None) ──────────────────> REIGNING, epoch + 1
         └── proposal of the master: another sync state set, version + 1
 
-Decides: when a reign ends, what is written to the ledger next (``step``), what each replica is told
-now (``call_for``). Whom to elect is in ``protocol.election.promotion``. Does not decide: how calls
-and disks fail. Called by ``actors.control.elections``, which writes what ``step`` returns, then
-calls ``fsynced``: nothing else changes what replicas are told.
+Decides: when an epoch ends, what is written to the ledger next (``step``), what each replica is
+told now (``call_for``). Whom to elect is in ``protocol.election.promotion``. Does not decide: how
+calls and disks fail. Called by ``actors.control.elections``, which writes what ``step`` returns,
+then calls ``fsynced``: nothing else changes what replicas are told.
 
 Invariants: nobody is told what ``fsynced`` did not confirm; an epoch has one master for ever; a
 sync state set changes only by a proposal that knew the newest one. Safe leases follow from: a
@@ -40,7 +40,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rmq_ray.errors import PromotionRefused
-from rmq_ray.model.reigns import Assignment, ReplicaReport, Role, Standing
+from rmq_ray.model.replica_roles import Assignment, ReplicaReport, Role, Standing
 
 # members that live, but have not answered the fence yet or still read their disk, are waited for
 GATHER_MS = 1_000
@@ -261,7 +261,7 @@ class Succession:
         self.rules = rules
         self.standing = known
         self.why = ""
-        """Why nobody reigns now, in words; empty while all is well."""
+        """Why there is no master now, in words; empty while all is well."""
         self._replicas = {number: _Replica() for number in range(rules.replicas)}
         self._since_ms = now_ms
         self._alive_ms = now_ms + grace_ms
@@ -424,7 +424,7 @@ class Succession:
             and before is not None
             and before.assignment.master is None
         ):
-            # carried out; another sync state set of the reign that it ends leaves it alone
+            # carried out; another sync state set of the epoch that it ends leaves it alone
             self._order = None
 
     # --- rules ---

@@ -25,7 +25,7 @@ told. Pure: log offsets and times come in. Called by: the master's side of repli
 Invariants: ``confirmed`` never falls; it rises only while at least ``copies_min`` copies (the
 master's counts) are in the set, under a controller in the approved one, and never beyond the copy
 of a member of either. A follower enters the set only with everything that was confirmed before, in
-this reign or an earlier one. Nobody ceases to be waited for before the controller can elect him no
+this epoch or an earlier one. Nobody ceases to be waited for before the controller can elect him no
 more. A master is alone while nobody is in the set, approved, asked for, or awaited.
 
 Where two copies of a log part: what a returning master has to cut off (design contract 12).
@@ -152,7 +152,7 @@ class Followers:
         self._approved, self._asked, self._proposed = None, frozenset(), None
         self.confirmed = log_offset
 
-    def reign(self, log_offset: int, approved: Iterable[int], now_ms: float) -> None:
+    def lead(self, log_offset: int, approved: Iterable[int], now_ms: float) -> None:
         """The master was elected: ``approved`` slaves can be elected after it. What the log has so
         far is confirmed once they have it.
         """

@@ -24,7 +24,7 @@ from rmq_ray.errors import RmqError, StoreNotReady
 from rmq_ray.files import FileSystem
 from rmq_ray.model.ids import Address
 from rmq_ray.model.metrics import Family
-from rmq_ray.model.reigns import Assignment, ReplicaReport, Role
+from rmq_ray.model.replica_roles import Assignment, ReplicaReport, Role
 from rmq_ray.model.topics import DataVersion, TopicConfig
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.access.rules import AccessRules

@@ -24,7 +24,7 @@ from typing import Protocol
 
 from rmq_ray.clock import Clock
 from rmq_ray.errors import RmqError
-from rmq_ray.model.reigns import Assignment, ReplicaReport, Role, slave_id
+from rmq_ray.model.replica_roles import Assignment, ReplicaReport, Role, slave_id
 from rmq_ray.protocol.election.replication import LEASE_MS
 from rmq_ray.server.base.waits import wait_at_most
 

@@ -27,7 +27,7 @@ from rmq_ray.codec.config_files import TimerProgress
 from rmq_ray.config import BrokerConfig, FlushMode, ReplicationMode
 from rmq_ray.errors import BrokerBusy, LogDiverged
 from rmq_ray.files import FileSystem
-from rmq_ray.model.reigns import replica_of, slave_id
+from rmq_ray.model.replica_roles import replica_of, slave_id
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.election.copies import not_delivered
 from rmq_ray.protocol.election.replication import Followers
@@ -133,7 +133,7 @@ class Replication:
         if self._identity.is_slave:
             return
         if self._leadership is not None:
-            self.followers.reign(
+            self.followers.lead(
                 store.end_offset,
                 self._slaves_of(self._leadership.members),
                 self._clock.monotonic_ms(),

@@ -1,4 +1,4 @@
-"""The controller's memory of who reigns: a locked directory, one small file a broker name, each
+"""The controller's memory of who is master: a locked directory, one small file a broker name, each
 replaced as a whole.
 
     <root>/cluster.json        {"cluster": "default", "format": 1}       whose ledger this is
@@ -7,8 +7,8 @@ replaced as a whole.
          "stores": {"0": "5f2c..", "1": ".."}}
         8a1f02c3
 
-Decides: the form; that an older assignment never replaces a newer one. Does not decide who reigns
-(``protocol.election.promotion``). Nobody is told what ``write`` has not returned from.
+Decides: the form; that an older assignment never replaces a newer one. Does not decide who is
+master (``protocol.election.promotion``). Nobody is told what ``write`` has not returned from.
 
 Invariants: ``write`` returned = it survives a loss of power; whenever the power fails, a file is
 its old or its new content as a whole; one process at a time (``flock`` on the directory).
@@ -24,15 +24,15 @@ from typing import Any
 
 from rmq_ray.errors import StoreCorrupt, StoreError, StoreForeign, StoreInUse
 from rmq_ray.files import DirectoryLock, FileSystem
-from rmq_ray.model.reigns import Assignment, Standing
+from rmq_ray.model.replica_roles import Assignment, Standing
 
 FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Of one broker name. ``standing`` None: nobody ever reigned. ``stores``: replica -> identity
-    of the store that it must have.
+    """Of one broker name. ``standing`` None: nobody was ever master. ``stores``: replica ->
+    identity of the store that it must have.
     """
 
     standing: Standing | None = None

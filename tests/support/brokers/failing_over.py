@@ -1,4 +1,4 @@
-"""A cluster with slaves on Ray whose master is taken away: who reigns, how to prevent a restart,
+"""A cluster with slaves on Ray whose master is taken away: who is master, how to prevent a restart,
 and a sender that remembers what was acknowledged.
 """
 
@@ -49,7 +49,7 @@ def replaced(mq: rmq.Cluster, old: int, timeout_s: float = 40.0) -> dict[str, An
 
 
 def settled(mq: rmq.Cluster) -> dict[str, Any]:
-    """The election, once somebody reigns and every replica is in the set, with the same log."""
+    """The election, once somebody is master and every replica is in the set, with the same log."""
 
     def check() -> dict[str, Any] | None:
         found = election(mq)

@@ -10,13 +10,13 @@ import pytest
 from rmq_ray.actors import broker as module
 from rmq_ray.actors.broker import BrokerShell, ReplicaShell
 from rmq_ray.config import BrokerConfig, StoreConfig
-from rmq_ray.model.reigns import Assignment, ReplicaReport
+from rmq_ray.model.replica_roles import Assignment, ReplicaReport
 from rmq_ray.server.replication.leadership import Leadership
 from tests.support.waiting import loop_turns
 
 
 class Paper:
-    """In place of a broker that has the reign alone."""
+    """In place of a broker that is master alone."""
 
     def __init__(self, leadership: Leadership) -> None:
         self.leadership = leadership
@@ -52,7 +52,7 @@ def test_a_proposal_has_the_version_that_the_broker_took_and_none_of_an_assignme
         await shell.attend(Assignment("b", 2, 0, "host:0", (0,), 9), "controller")  # late
         shell._leadership.propose(3, (0,))
         await loop_turns(20)
-        shell._leadership.propose(2, (0, 1))  # of a reign that is over
+        shell._leadership.propose(2, (0, 1))  # of an epoch that is over
         await loop_turns(20)
 
     asyncio.run(story())

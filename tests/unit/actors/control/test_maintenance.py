@@ -195,7 +195,7 @@ def test_a_start_looks_again_for_the_store_of_a_copy_whose_disk_was_away(actors:
     run(work())
 
 
-def test_while_nobody_reigns_a_copy_is_stopped_with_force_only(actors: Actors) -> None:
+def test_while_there_is_no_master_a_copy_is_stopped_with_force_only(actors: Actors) -> None:
     async def work() -> None:
         for replication in ("sync", "async"):
             _, service = await built(Election(None), trio(replication))

@@ -29,7 +29,7 @@ def master(
     lag_ms: int = 5_000,
 ) -> Followers:
     table = Followers(copies_min, lag_ms, flush_counts=False, waits=waits)
-    table.reign(found, approved, 0.0)
+    table.lead(found, approved, 0.0)
     return table
 
 

@@ -32,7 +32,7 @@ def test_copies_share_an_epoch_as_far_as_both_go_in_it(
 
 @pytest.mark.parametrize("seed", range(200))
 def test_the_point_is_exactly_the_length_of_what_both_share(seed: int) -> None:
-    """Reigns write (epoch, number) one after the other on random copies; each election keeps what
+    """Masters write (epoch, number) one after the other on random copies; each election keeps what
     its winner has.
     """
     chance = random.Random(seed)

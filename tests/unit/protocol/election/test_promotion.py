@@ -1,4 +1,4 @@
-"""When a reign ends, who is elected, what must be on the ledger's disk first: rule by rule."""
+"""When an epoch ends, who is elected, what must be on the ledger's disk first: rule by rule."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rmq_ray.errors import PromotionRefused
-from rmq_ray.model.reigns import Assignment, ReplicaReport, Role, Standing
+from rmq_ray.model.replica_roles import Assignment, ReplicaReport, Role, Standing
 from rmq_ray.protocol.election.promotion import (
     GATHER_MS,
     MORE_REPORTS_MS,
@@ -32,7 +32,7 @@ def says(replica: int, role: Role = Role.SLAVE, **settings: object) -> ReplicaRe
     return ReplicaReport(replica, role, f"host:{replica}", f"store-{replica}", **values)  # type: ignore[arg-type]
 
 
-def reigning(
+def elected(
     master: int = 0, members: tuple[int, ...] = (0, 1, 2), epoch: int = 1, **rules: object
 ) -> Succession:
     standing = Standing(Assignment("b", epoch, master, f"host:{master}", members, 1), master)
@@ -73,7 +73,7 @@ def opened(rules: Succession, now_ms: float) -> Succession:
     return rules
 
 
-# --- the first reign ---
+# --- the first epoch ---
 
 
 def test_nobody_is_elected_before_every_replica_was_heard() -> None:
@@ -123,18 +123,18 @@ def test_a_ledger_that_is_older_than_its_replicas_is_not_believed() -> None:
     assert rules.standing.assignment.sync_state_set == (0, 1, 2)
 
 
-# --- when a reign ends ---
+# --- when an epoch ends ---
 
 
 def test_a_silent_master_is_replaced_after_the_time_that_a_restart_takes() -> None:
-    rules = reigning()
+    rules = elected()
     tell(rules, 2_400, r1=says(1), r2=says(2))
     assert rules.step(2_400) is None
     assert rules.step(2_600) is not None
 
 
 def test_a_master_whose_node_is_dead_is_replaced_at_once() -> None:
-    rules = reigning()
+    rules = elected()
     tell(rules, 100, r1=says(1))
     assert rules.step(200) is None
     rules.node_died(0)
@@ -142,7 +142,7 @@ def test_a_master_whose_node_is_dead_is_replaced_at_once() -> None:
 
 
 def test_a_master_that_started_again_gets_another_epoch_at_once() -> None:
-    rules = reigning()
+    rules = elected()
     tell(rules, 400, r0=says(0), r1=says(1), r2=says(2))
     opened(rules, 410)
     tell(rules, 420, r0=says(0), r1=says(1), r2=says(2))
@@ -150,15 +150,15 @@ def test_a_master_that_started_again_gets_another_epoch_at_once() -> None:
     assert (assignment.master, assignment.master_epoch) == (0, 2)
 
 
-def test_a_reign_does_not_end_while_nobody_could_follow() -> None:
-    rules = reigning(members=(0,))
+def test_an_epoch_does_not_end_while_nobody_could_follow() -> None:
+    rules = elected(members=(0,))
     tell(rules, 5_000, r1=says(1), r2=says(2))
     assert rules.step(5_100) is None
     assert "no other replica that is in sync" in rules.why
 
 
 def test_an_elected_replica_has_time_to_open_its_log_as_a_master() -> None:
-    rules = reigning()
+    rules = elected()
     tell(rules, 400, r0=says(0), r1=says(1))
     opened(rules, 410)
     tell(rules, 420, r0=says(0), r1=says(1), r2=says(2))
@@ -171,7 +171,7 @@ def test_an_elected_replica_has_time_to_open_its_log_as_a_master() -> None:
 
 
 def test_without_automatic_failover_only_the_same_replica_comes_back() -> None:
-    rules = reigning(automatic=False)
+    rules = elected(automatic=False)
     tell(rules, 60_000, r1=says(1), r2=says(2))
     assert rules.step(60_000) is None
     assert "promote another by hand" in rules.why
@@ -182,7 +182,7 @@ def test_without_automatic_failover_only_the_same_replica_comes_back() -> None:
 
 
 def test_without_automatic_failover_a_slave_that_has_more_waits_for_an_order() -> None:
-    rules = reigning(automatic=False)
+    rules = elected(automatic=False)
     tell(rules, 400, r0=says(0, end=90, sound=False))
     opened(rules, 410)
     tell(rules, 420, r0=says(0, end=90, sound=False), r1=says(1), r2=says(2))
@@ -209,7 +209,7 @@ def vacant(
     now_ms: float = 3_000, members: tuple[int, ...] = (0, 1, 2), **settings: object
 ) -> Succession:
     """The master 0 is gone; an election runs since ``now_ms``."""
-    rules = reigning(members=members, **settings)
+    rules = elected(members=members, **settings)
     tell(rules, now_ms, r1=says(1), r2=says(2))
     return opened(rules, now_ms)
 
@@ -304,7 +304,7 @@ def test_a_lone_master_that_booted_looks_for_a_copy_that_has_more() -> None:
     """The set was itself, as far as the ledger knows; what it had acknowledged with others it may
     have lost.
     """
-    rules = reigning(members=(0,))
+    rules = elected(members=(0,))
     tell(rules, 400, r0=says(0, sound=False, end=80))
     opened(rules, 410)
     tell(rules, 420, r0=says(0, sound=False, end=80), r1=says(1, end=90), r2=says(2, end=70))
@@ -315,7 +315,7 @@ def test_a_lone_synchronous_master_that_booted_waits_for_every_replica_or_for_pe
     """A host lost its power, another one's process is away: what both had acknowledged is on the
     other disk.
     """
-    rules = reigning(members=(0,))
+    rules = elected(members=(0,))
     tell(rules, 400, r0=says(0, sound=False, end=80))
     opened(rules, 410)
     tell(rules, 60_000, r0=says(0, sound=False, end=80), r1=says(1, end=70))
@@ -338,7 +338,7 @@ def test_an_unsound_replica_is_not_taken_into_the_set_without_all_bytes() -> Non
 
 
 def test_an_answer_to_an_older_call_counts_for_nothing() -> None:
-    rules = reigning()
+    rules = elected()
     old = rules.call_for(1)
     tell(rules, 3_000, r1=says(1), r2=says(2))
     opened(rules, 3_000)
@@ -352,7 +352,7 @@ def test_an_answer_to_an_older_call_counts_for_nothing() -> None:
 
 
 def test_the_set_changes_only_by_a_proposal_that_knows_the_newest_assignment() -> None:
-    rules = reigning()
+    rules = elected()
     assert not rules.proposed(1, 0, (0, 1))
     assert not rules.proposed(2, 1, (0, 1))
     assert not rules.proposed(1, 1, (1, 2))
@@ -366,7 +366,7 @@ def test_the_set_changes_only_by_a_proposal_that_knows_the_newest_assignment() -
 
 def test_an_accepted_proposal_of_the_same_set_raises_the_version_too() -> None:
     """Or an older proposal, still on its way, could be taken after it."""
-    rules = reigning()
+    rules = elected()
     assert rules.proposed(1, 1, (0, 1, 2))
     assert write(rules, 20).assignment.version == 2
 
@@ -377,7 +377,7 @@ def test_no_proposal_is_taken_while_an_election_runs() -> None:
 
 
 def test_a_change_of_the_set_does_not_make_a_dead_master_look_alive() -> None:
-    rules = reigning()
+    rules = elected()
     rules.proposed(1, 1, (0, 1))
     write(rules, 2_000)
     tell(rules, 2_550, r1=says(1))
@@ -388,7 +388,7 @@ def test_a_change_of_the_set_does_not_make_a_dead_master_look_alive() -> None:
 
 
 def test_an_order_elects_another_replica_that_has_everything() -> None:
-    rules = reigning()
+    rules = elected()
     assert rules.heir(None, force=False, now_ms=10) == 1
     rules.order(rules.heir(2, force=False, now_ms=10), force=False, now_ms=10)
     opened(rules, 20)
@@ -398,7 +398,7 @@ def test_an_order_elects_another_replica_that_has_everything() -> None:
 
 
 def test_an_order_is_not_carried_out_where_its_replica_lacks_messages() -> None:
-    rules = reigning()
+    rules = elected()
     rules.order(2, force=False, now_ms=10)
     opened(rules, 20)
     tell(rules, 30, r0=says(0, end=101), r1=says(1), r2=says(2))
@@ -410,16 +410,16 @@ def test_an_order_is_not_carried_out_where_its_replica_lacks_messages() -> None:
 )
 def test_orders_that_cannot_be_carried_out_are_refused(replica: int, words: str) -> None:
     with pytest.raises(PromotionRefused, match=words):
-        reigning(members=(0, 1)).heir(replica, force=False, now_ms=10)
+        elected(members=(0, 1)).heir(replica, force=False, now_ms=10)
 
 
 def test_a_replica_that_does_not_answer_cannot_be_promoted_not_even_by_force() -> None:
     with pytest.raises(PromotionRefused, match="does not answer"):
-        reigning().heir(1, force=True, now_ms=60_000)
+        elected().heir(1, force=True, now_ms=60_000)
 
 
 def test_by_force_a_replica_outside_the_set_is_elected_when_no_promise_runs() -> None:
-    rules = reigning(members=(0, 1))
+    rules = elected(members=(0, 1))
     tell(rules, 3_000, r2=says(2, end=10))
     rules.order(rules.heir(2, force=True, now_ms=3_000), force=True, now_ms=3_000)
     opened(rules, 3_000)
@@ -437,7 +437,7 @@ def test_by_force_after_a_lost_ledger_the_heir_waits_for_promises_to_whoever_is_
     rules.order(1, force=True, now_ms=5_000)
     tell(rules, 5_000, r1=says(1, promise_ms=700), r2=says(2, promise_ms=900))
     assert rules.step(5_890) is None
-    assert "may be promoted in" in rules.why, "the silent replica 0 may reign, with both for slaves"
+    assert "may be promoted in" in rules.why, "replica 0 may be master, with both for slaves"
     assert write(rules, 5_900).assignment.master == 1
 
 
@@ -452,15 +452,15 @@ def test_by_force_after_a_lost_ledger_nobody_is_waited_for_where_all_have_answer
 
 
 def test_an_order_is_given_up_after_a_while() -> None:
-    rules = reigning()
+    rules = elected()
     rules.order(2, force=False, now_ms=10)
     opened(rules, 20)
     tell(rules, 11_000, r0=says(0, end=101), r1=says(1))
     assert write(rules, 12_100).assignment.master == 0
 
 
-def test_the_status_says_who_reigns_who_lags_and_what_is_waited_for() -> None:
-    rules = reigning()
+def test_the_status_says_who_is_master_who_lags_and_what_is_waited_for() -> None:
+    rules = elected()
     tell(rules, 10, r1=says(1, end=40))
     status = rules.status(20)
     assert (status["state"], status["master"], status["sync_state_set"], status["why"]) == (
@@ -473,7 +473,7 @@ def test_the_status_says_who_reigns_who_lags_and_what_is_waited_for() -> None:
 
 
 def test_an_order_survives_a_sync_state_set_that_was_being_written_when_it_came() -> None:
-    rules = reigning()
+    rules = elected()
     assert rules.proposed(1, 1, (0, 1))
     found = rules.step(10)
     rules.order(rules.heir(1, force=False, now_ms=10), force=False, now_ms=10)

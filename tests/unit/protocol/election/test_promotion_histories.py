@@ -1,14 +1,14 @@
 """Random histories of a controller and its replicas: kills, hangs, lost power, partitions, lost and
 late calls. No promise breaks, in any of them.
 
-A few of them here; thousands with ``python -m tests.support.faults.reign_model 4000``.
+A few of them here; thousands with ``python -m tests.support.faults.election_model 4000``.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from tests.support.faults.reign_model import Flaws, World, WorldBroken
+from tests.support.faults.election_model import Flaws, World, WorldBroken
 
 HISTORIES = 12
 

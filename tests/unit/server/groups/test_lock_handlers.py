@@ -220,14 +220,14 @@ def test_a_broker_that_lost_its_journal_gives_no_old_epoch_again(
     again.close()
 
 
-def test_locks_of_a_later_reign_have_greater_epochs_than_all_before_it(
+def test_locks_of_a_later_epoch_have_greater_epochs_than_all_before_it(
     bench: Bench, tmp_path: Path
 ) -> None:
     core = bench.core
     line = LockLine(0, None, "billing", queue(0))
     epochs = []
-    for number, (reign, highest) in enumerate([(0, 7), (1, 0), (2, 9 << 44), (3, 5), (10, 1)]):
-        core.lock_handlers.load(([line], highest), reign)
+    for number, (epoch, highest) in enumerate([(0, 7), (1, 0), (2, 9 << 44), (3, 5), (10, 1)]):
+        core.lock_handlers.load(([line], highest), epoch)
         epoch = lock(bench, f"c{number}", number)
         assert epoch is not None and epoch > highest
         epochs.append(epoch)

@@ -18,7 +18,7 @@ def test_a_slave_that_may_have_lost_bytes_is_sound_when_it_reached_the_masters_e
     end: int, whole: bool
 ) -> None:
     """The master was elected a moment ago: it has confirmed nothing yet, and its log holds what was
-    acknowledged in reigns before.
+    acknowledged in epochs before.
     """
     absolved: list[object] = []
     store = SimpleNamespace(

@@ -1,4 +1,4 @@
-"""A replica's reign without a broker: which assignment counts, when its seat is moved, what it
+"""A replica's leadership without a broker: which assignment counts, when its seat is moved, what it
 reports.
 """
 
@@ -11,7 +11,7 @@ import pytest
 
 from rmq_ray.clock import ManualClock
 from rmq_ray.errors import StoreFailed
-from rmq_ray.model.reigns import Assignment, ReplicaReport, Role
+from rmq_ray.model.replica_roles import Assignment, ReplicaReport, Role
 from rmq_ray.protocol.election.replication import LEASE_MS
 from rmq_ray.server.replication.leadership import NO_ID, Leadership
 from tests.support.waiting import loop_turns
@@ -20,8 +20,8 @@ ADDRESSES = {number: f"10.0.0.{number}:10911" for number in range(3)}
 
 
 class PaperTransition:
-    """Notes what the reign does to the broker; ``block`` holds the next reopening, ``slow`` the end
-    of polls.
+    """Notes what leadership does to the broker; ``block`` holds the next reopening, ``slow`` the
+    end of polls.
     """
 
     def __init__(self, end: int = 0, newest_epoch: int = 0) -> None:
@@ -152,7 +152,7 @@ def test_an_epoch_that_its_log_has_already_makes_it_no_master() -> None:
     play(story, PaperTransition(end=100, newest_epoch=3))
 
 
-def test_a_later_epoch_ends_the_reign_at_once_and_a_follower_is_opened() -> None:
+def test_a_later_epoch_ends_the_epoch_at_once_and_a_follower_is_opened() -> None:
     async def story(
         leadership: Leadership, transition: PaperTransition, _clock: ManualClock
     ) -> None:
@@ -200,7 +200,7 @@ def test_a_fence_stops_a_follower_before_it_returns_and_lower_epochs_count_no_mo
     play(story)
 
 
-def test_a_fence_that_comes_while_it_is_promoted_ends_the_reign_as_it_begins() -> None:
+def test_a_fence_that_comes_while_it_is_promoted_ends_the_epoch_as_it_begins() -> None:
     async def story(
         leadership: Leadership, transition: PaperTransition, _clock: ManualClock
     ) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from rmq_ray.errors import StoreCorrupt, StoreError, StoreForeign, StoreInUse, StoreUnwritable
 from rmq_ray.files import FileSystem
-from rmq_ray.model.reigns import Assignment, Standing
+from rmq_ray.model.replica_roles import Assignment, Standing
 from rmq_ray.store.tables.ledger import Entry, Ledger
 from tests.support.faults.crash_fs import Change, CrashFileSystem, Keep, keep_all, keep_none
 

@@ -28,8 +28,8 @@ class Assignment:
     """What the controller has decided of one broker name and keeps on its disk. ``replica``: a
     number from 0 on, for ever the same store.
 
-    ``master`` None: nobody reigns now, slaves follow nobody. ``version`` rises with every change of
-    ``sync_state_set`` within an epoch.
+    ``master`` None: there is no master now, slaves follow nobody. ``version`` rises with every
+    change of ``sync_state_set`` within an epoch.
     """
 
     broker_name: str
@@ -46,7 +46,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What the controller's ledger keeps of one broker name. ``former``: who reigned before the
+    """What the controller's ledger keeps of one broker name. ``former``: who was master before the
     election that runs or ran last; None = nobody knows.
     """
 

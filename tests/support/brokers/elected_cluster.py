@@ -1,7 +1,7 @@
 """Replicas of one broker under a controller of a hundred lines: real ports and disks, one thread,
 no Ray.
 
-    with ReignedCluster(tmp_path, replicas=3) as cluster:      # a Discovery, too
+    with ElectedCluster(tmp_path, replicas=3) as cluster:      # a Discovery, too
         cluster.kill(cluster.master)                           # as kill -9: nothing is flushed, the
                                                                # page cache stays
         cluster.elect()                                        # what the controller does then;
@@ -22,7 +22,7 @@ from typing import Any
 
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import BrokerConfig, StoreConfig
-from rmq_ray.model.reigns import Assignment, ReplicaReport, Role
+from rmq_ray.model.replica_roles import Assignment, ReplicaReport, Role
 from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.server.broker.broker import Broker
 from rmq_ray.server.replication.leadership import Leadership
@@ -33,7 +33,7 @@ from tests.support.waiting import eventually
 NAME = "broker-a"
 
 
-class ReignedCluster(LiveCluster):
+class ElectedCluster(LiveCluster):
     """``replicas`` of broker-a; ``broker``: settings of all. ``listening`` False: the controller
     hears no proposals.
     """
@@ -66,7 +66,7 @@ class ReignedCluster(LiveCluster):
 
     @property
     def master(self) -> int:
-        """The replica that reigns."""
+        """The replica that is master."""
         assert self.told.master is not None
         return self.told.master
 
@@ -86,7 +86,7 @@ class ReignedCluster(LiveCluster):
     def report(self, replica: int) -> ReplicaReport:
         return self.replicas[replica].report()
 
-    def reigned_store(self, replica: int) -> MessageStore:
+    def replica_store(self, replica: int) -> MessageStore:
         core = self.replicas[replica].core
         assert core is not None and core.keeper.store is not None
         return core.keeper.store

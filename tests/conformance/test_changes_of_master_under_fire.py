@@ -16,7 +16,7 @@ from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.config import ConsumerConfig, ReplicationMode
 from rmq_ray.errors import SendError, SendUnknown
 from rmq_ray.model.message import SendStatus
-from tests.support.brokers.reigned import ReignedCluster
+from tests.support.brokers.elected_cluster import ElectedCluster
 from tests.support.clients.collecting import Collector
 from tests.support.waiting import eventually
 
@@ -26,7 +26,7 @@ ROUNDS = 4
 class Sender(threading.Thread):
     """Numbers, one after the other; which were acknowledged, and which may be stored."""
 
-    def __init__(self, cluster: ReignedCluster) -> None:
+    def __init__(self, cluster: ElectedCluster) -> None:
         super().__init__(daemon=True)
         self._cluster = cluster
         self.stop = threading.Event()
@@ -59,7 +59,7 @@ def test_no_acknowledged_message_is_lost_whoever_dies(tmp_path: Path, seed: int)
         "slave_timeout_ms": 3_000,
         "in_sync_lag_ms": 1_000,
     }
-    with ReignedCluster(tmp_path, 3, settings, automatic=True) as cluster:
+    with ElectedCluster(tmp_path, 3, settings, automatic=True) as cluster:
         cluster.settled()
         sender, collector = Sender(cluster), Collector()
         config = ConsumerConfig("g", offset_persist_ms=200, offset_persist_first_ms=200)
@@ -92,7 +92,7 @@ def test_no_acknowledged_message_is_lost_whoever_dies(tmp_path: Path, seed: int)
             eventually(lambda: sender.acknowledged <= set(collector.bodies), 15)
         cluster.settled()
         assert set(collector.bodies) <= sender.acknowledged | sender.open and not sender.errors
-        stores = [cluster.reigned_store(number) for number in range(3)]
+        stores = [cluster.replica_store(number) for number in range(3)]
         eventually(lambda: len({store.visible_offset for store in stores}) == 1)
         assert (
             stores[0].queues() == stores[1].queues() == stores[2].queues()

@@ -8,7 +8,7 @@ time, then peace. ``WorldBroken`` says what broke:
   prefix of its master's;
 - SYNC: something acknowledged is not in the log that a master begins; ASYNC: lost though the old
   master itself, whole, was elected;
-- in peace nobody reigns, copies differ, or the sync state set does not become complete again.
+- in peace there is no master, copies differ, or the sync state set does not become complete again.
 
 Messages between any two parties take a random time, are lost, and are cut by partitions. ``Flaws``
 switch single rules off: each must be found.
@@ -22,7 +22,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from rmq_ray.model.reigns import Assignment, ReplicaReport, Role, Standing
+from rmq_ray.model.replica_roles import Assignment, ReplicaReport, Role, Standing
 from rmq_ray.protocol.election.promotion import Answer, Call, Rules, Succession, elect
 from rmq_ray.protocol.election.replication import LEASE_MS
 
@@ -756,7 +756,7 @@ class World:
         ]
         rules = self.controller.rules
         if not masters:
-            raise WorldBroken(f"nobody reigns in the end: {rules and rules.status(self.now)}")
+            raise WorldBroken(f"there is no master in the end: {rules and rules.status(self.now)}")
         assert masters[0].assignment is not None
         if len(masters[0].assignment.sync_state_set) != self.count:
             raise WorldBroken(
@@ -771,8 +771,8 @@ class World:
 
 
 def main() -> None:
-    """``python -m tests.support.faults.reign_model 4000 [first seed]``: many histories, each with
-    other settings.
+    """``python -m tests.support.faults.election_model 4000 [first seed]``: many histories, each
+    with other settings.
     """
     first = int(sys.argv[2]) if len(sys.argv) > 2 else 0
     epochs = acknowledged = 0

@@ -21,14 +21,14 @@ from rmq_ray.config import ReplicationMode
 from rmq_ray.errors import SendError, SendUnconfirmed, StoreFailed
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import SendStatus
-from rmq_ray.model.reigns import Role
+from rmq_ray.model.replica_roles import Role
 from rmq_ray.protocol.transaction import LocalTransactionState
 from rmq_ray.remoting.request_table import Fence, Party, rows_of
 from rmq_ray.remoting.wire import bodies
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.server.broker.broker import Broker
-from tests.support.brokers.reigned import ReignedCluster
+from tests.support.brokers.elected_cluster import ElectedCluster
 from tests.support.clients.collecting import Collector
 from tests.support.waiting import eventually
 
@@ -37,12 +37,12 @@ ASYNC = {"copies_min": 2}
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> Iterator[ReignedCluster]:
-    with ReignedCluster(tmp_path, 2, SYNC) as cluster:
+def pair(tmp_path: Path) -> Iterator[ElectedCluster]:
+    with ElectedCluster(tmp_path, 2, SYNC) as cluster:
         yield cluster
 
 
-def test_a_first_election_makes_one_master_whom_the_other_follows(pair: ReignedCluster) -> None:
+def test_a_first_election_makes_one_master_whom_the_other_follows(pair: ElectedCluster) -> None:
     pair.settled()
     assert [pair.report(number).role for number in (0, 1)] == [
         Role.MASTER,
@@ -51,11 +51,11 @@ def test_a_first_election_makes_one_master_whom_the_other_follows(pair: ReignedC
     with Producer("p", discovery=pair) as producer:
         assert producer.send("orders", b"one").status is SendStatus.SEND_OK
     pair.settled()
-    assert pair.reigned_store(1).end_offset == pair.reigned_store(0).end_offset > 0
+    assert pair.replica_store(1).end_offset == pair.replica_store(0).end_offset > 0
 
 
-def test_the_slave_of_a_killed_master_reigns_and_has_everything_acknowledged(
-    pair: ReignedCluster,
+def test_the_slave_of_a_killed_master_is_master_and_has_everything_acknowledged(
+    pair: ElectedCluster,
 ) -> None:
     pair.settled()
     collector = Collector()
@@ -87,7 +87,7 @@ def test_the_slave_of_a_killed_master_reigns_and_has_everything_acknowledged(
 
 
 def test_producers_and_consumers_follow_a_promoted_slave_at_once(tmp_path: Path) -> None:
-    with ReignedCluster(tmp_path, 3, SYNC) as cluster:
+    with ElectedCluster(tmp_path, 3, SYNC) as cluster:
         cluster.settled()
         collector = Collector()
         acknowledged: list[tuple[float, bytes]] = []
@@ -134,11 +134,11 @@ def hang(broker: Broker) -> None:
         peer._handle = broker.handle
 
 
-def test_clients_leave_a_master_that_hangs_once_another_one_reigns(tmp_path: Path) -> None:
+def test_clients_leave_a_master_that_hangs_once_another_one_is_master(tmp_path: Path) -> None:
     """It keeps its port and its connections, and answers nothing: only the routes tell that it was
     replaced.
     """
-    with ReignedCluster(tmp_path, 2, {"copies_min": 2}) as cluster:
+    with ElectedCluster(tmp_path, 2, {"copies_min": 2}) as cluster:
         cluster.settled()
         collector = Collector()
         hanging = cluster.replicas[0]
@@ -166,7 +166,7 @@ def test_clients_leave_a_master_that_hangs_once_another_one_reigns(tmp_path: Pat
 
 def test_a_returning_master_gives_up_what_nobody_else_had_and_follows(tmp_path: Path) -> None:
     with (
-        ReignedCluster(tmp_path, 2, ASYNC) as cluster,
+        ElectedCluster(tmp_path, 2, ASYNC) as cluster,
         Producer("p", discovery=cluster, send_timeout_ms=10_000) as producer,
     ):
         for number in range(10):
@@ -176,16 +176,16 @@ def test_a_returning_master_gives_up_what_nobody_else_had_and_follows(tmp_path: 
         cluster.listening = False  # so that the slave can be elected although it is behind
         cluster.run(cluster.replicas[1].stop_following())
         producer.send("orders", b"lost with its master")
-        lost = cluster.reigned_store(0).end_offset
+        lost = cluster.replica_store(0).end_offset
         cluster.kill(0)
         cluster.listening = True
         assert cluster.elect() == 1
-        shared = cluster.reigned_store(1).epochs[-1][1]
+        shared = cluster.replica_store(1).epochs[-1][1]
         assert shared < lost
         producer.send("orders", b"after")
         cluster.start(0)
         cluster.settled()
-        ours, theirs = cluster.reigned_store(0), cluster.reigned_store(1)
+        ours, theirs = cluster.replica_store(0), cluster.replica_store(1)
         assert ours.opened.log.read(0, 1 << 18) == theirs.opened.log.read(
             0, 1 << 18
         ) and ours.epochs == theirs.epochs == ((1, 0), (2, shared))
@@ -198,7 +198,7 @@ def test_a_master_without_the_lease_writes_nothing_and_a_fenced_one_is_deposed(
     tmp_path: Path,
 ) -> None:
     with (
-        ReignedCluster(tmp_path, 2, ASYNC) as cluster,
+        ElectedCluster(tmp_path, 2, ASYNC) as cluster,
         Producer("p", discovery=cluster, send_timeout_ms=400) as producer,
     ):
         cluster.settled()
@@ -206,10 +206,10 @@ def test_a_master_without_the_lease_writes_nothing_and_a_fenced_one_is_deposed(
         cluster.listening = False
         cluster.kill(1)
         eventually(lambda: not cluster.replicas[0].core.replication.leads)  # type: ignore[union-attr]
-        end = cluster.reigned_store(0).end_offset
+        end = cluster.replica_store(0).end_offset
         with pytest.raises(SendError):
             producer.send("orders", b"two")
-        assert cluster.reigned_store(0).end_offset == end, "refused before anything was written"
+        assert cluster.replica_store(0).end_offset == end, "refused before anything was written"
         cluster.listening = True
         eventually(lambda: cluster.told.sync_state_set == (0,))
         assert producer.send("orders", b"three", timeout=20).status is SendStatus.SEND_OK
@@ -224,7 +224,7 @@ def test_a_master_without_the_lease_writes_nothing_and_a_fenced_one_is_deposed(
 
 
 def test_a_replica_is_no_master_twice_in_one_epoch(tmp_path: Path) -> None:
-    with ReignedCluster(tmp_path, 1) as cluster:
+    with ElectedCluster(tmp_path, 1) as cluster:
         assert cluster.report(0).role is Role.MASTER
         cluster.kill(0)
         cluster.start(0)  # and is told the assignment of the life before
@@ -234,7 +234,7 @@ def test_a_replica_is_no_master_twice_in_one_epoch(tmp_path: Path) -> None:
 
 def test_a_master_whose_store_fails_is_deposed_and_another_one_goes_on(tmp_path: Path) -> None:
     with (
-        ReignedCluster(tmp_path, 3, SYNC) as cluster,
+        ElectedCluster(tmp_path, 3, SYNC) as cluster,
         Producer("p", discovery=cluster, send_timeout_ms=15_000) as producer,
     ):
         cluster.settled()
@@ -253,9 +253,9 @@ def test_a_master_whose_store_fails_is_deposed_and_another_one_goes_on(tmp_path:
         assert cluster.report(0).log_epoch == 2
 
 
-def test_orderly_holders_of_an_older_reign_commit_nothing_in_the_next(tmp_path: Path) -> None:
+def test_orderly_holders_of_an_older_epoch_commit_nothing_in_the_next(tmp_path: Path) -> None:
     with (
-        ReignedCluster(tmp_path, 2, ASYNC) as cluster,
+        ElectedCluster(tmp_path, 2, ASYNC) as cluster,
         Producer("p", discovery=cluster, send_timeout_ms=10_000) as producer,
     ):
         producer.send("orders", b"one")
@@ -284,7 +284,7 @@ def test_a_transaction_that_is_open_over_a_fail_over_is_committed_at_the_next_ma
     tmp_path: Path,
 ) -> None:
     with (
-        ReignedCluster(tmp_path, 2, ASYNC) as cluster,
+        ElectedCluster(tmp_path, 2, ASYNC) as cluster,
         Producer("p", discovery=cluster, send_timeout_ms=15_000) as producer,
     ):
         cluster.settled()
@@ -317,7 +317,7 @@ def test_a_transaction_that_is_open_over_a_fail_over_is_committed_at_the_next_ma
     "code",
     [code for code, row in rows_of(Party.BROKER).items() if row.fence is Fence.LEADS],
 )
-def test_a_follower_asks_every_writer_to_come_again(pair: ReignedCluster, code: int) -> None:
+def test_a_follower_asks_every_writer_to_come_again(pair: ElectedCluster, code: int) -> None:
     pair.settled()
     with Producer("p", discovery=pair) as producer:
         answer = producer._core.instance.invoke(
@@ -327,7 +327,7 @@ def test_a_follower_asks_every_writer_to_come_again(pair: ReignedCluster, code: 
 
 
 def test_a_topic_that_was_made_a_moment_ago_is_known_to_the_next_master(tmp_path: Path) -> None:
-    with ReignedCluster(
+    with ElectedCluster(
         tmp_path, 2, ASYNC | {"replica_sync_ms": 60_000, "auto_create_topics": False}
     ) as cluster:
         cluster.settled()
@@ -347,7 +347,7 @@ def test_a_topic_that_was_made_a_moment_ago_is_known_to_the_next_master(tmp_path
 def test_what_waits_for_its_time_and_what_was_popped_comes_from_the_next_master(
     tmp_path: Path,
 ) -> None:
-    with ReignedCluster(tmp_path, 3, SYNC) as cluster:
+    with ElectedCluster(tmp_path, 3, SYNC) as cluster:
         cluster.settled()
         late = Collector()
         with Producer("p", discovery=cluster, send_timeout_ms=10_000) as producer:
