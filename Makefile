@@ -7,6 +7,7 @@ DEV      := $(VENV)/.installed-dev
 DEMO     := $(VENV)/.installed-demo
 BENCH_ARGS ?=
 TEST_ARGS  ?=
+BASE       ?= main
 
 # Those without Ray, JVM or long waits run two at a time; the others one after another, each has the machine for itself.
 FAST_TESTS := $(wildcard tests/unit tests/conformance tests/sim tests/golden)
@@ -14,7 +15,7 @@ FAST_TESTS := $(wildcard tests/unit tests/conformance tests/sim tests/golden)
 export RAY_worker_niceness := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench bench-peers bench-report site pages clean
+.PHONY: help demo test check format bench bench-check bench-peers bench-report site pages clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | awk -F'|' '{printf "  make %-12s  %s\n", $$1, $$2}'
@@ -59,6 +60,9 @@ pages: $(DEV) ## write docs/seed-coverage.md, docs/reference.md and the table of
 
 bench: $(DEV) ## measure this project (BENCH_ARGS=...)
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+bench-check: $(DEV) ## CPU a message of the hot paths against a base commit (BASE=main); more than a tenth dearer fails
+	$(BIN)/python -m benchmarks.check --base $(BASE)
 
 bench-peers: $(DEV) ## the same beside Apache RocketMQ 4.9.7 and Apache Kafka 3.9.1, in the same run
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
