@@ -23,7 +23,7 @@ from rmq_ray.cli.context import Options, pass_options, told
 from rmq_ray.client.admin.dead_letters import Resending
 from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.client.producer.producer import Producer
-from rmq_ray.errors import ClusterError, RmqError, SendUnknown
+from rmq_ray.errors import ClusterError, NotAuthorized, RmqError, SendUnknown
 from rmq_ray.model.topics import TRACE_TOPIC
 
 GROUP = "rmq-ray-cli"
@@ -239,6 +239,8 @@ def _wait_for_queues(consumer: rmq_ray.PushConsumer, topic: str, limit_s: float)
     """Other members of the group may hold all queues: that is fine, but is said."""
     pause, waited = threading.Event(), 0.0
     while not any(queue.topic == topic for queue in consumer.assignment()):
+        if why := consumer.stats()["refused"]:
+            raise NotAuthorized(f"group {consumer.group} is not let in: {why}", topic)
         if consumer.balanced and waited > 1.0:
             click.echo(
                 f"other members of group {consumer.group} hold all queues of {topic}; "

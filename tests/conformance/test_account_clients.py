@@ -171,6 +171,30 @@ def test_a_consumer_that_lost_its_right_says_so_and_others_and_later_messages_go
     assert "the secret of" not in caplog.text
 
 
+def test_a_group_that_is_not_let_in_says_so_and_is_once_it_may(
+    doors: Doors, caplog: pytest.LogCaptureFixture
+) -> None:
+    doors.denied.add(("web-shop", Action.SUB))
+    collector = Collector()
+    with (
+        caplog.at_level(logging.WARNING, "rmq_ray"),
+        Producer("members", **doors.of("billing"), send_timeout_ms=20_000) as producer,
+    ):
+        producer.send("orders", b"waits")
+        with PushConsumer(
+            "shop",
+            listener=collector,
+            subscriptions={"orders": "*"},
+            start_from="first",
+            **doors.of("web-shop"),
+        ) as consumer:
+            why = eventually(lambda: consumer.stats()["refused"])
+            assert "account web-shop may not SUB" in why and why in caplog.text
+            doors.denied.clear()
+            collector.wait_for(1)
+            eventually(lambda: consumer.stats()["refused"] == "")
+
+
 def test_a_bulk_read_that_is_refused_is_typed_when_it_is_planned_and_when_it_runs(
     doors: Doors,
 ) -> None:

@@ -100,6 +100,9 @@ def test_accounts_are_imported_hold_everywhere_and_survive_a_killed_broker(
 
     thief = acl.create("web-shop", topics={"orders": "PUB"})["secret_key"]
     assert sent_as(mq, "web-shop", thief).code == 0
+    words = ["--cluster", mq.name, "--access-key", "web-shop", "consume", "orders", "--group", "g"]
+    consumed = CliRunner(env={"RMQ_SECRET_KEY": thief}).invoke(main, words)
+    assert consumed.exit_code == 1 and "may not SUB on group g" in consumed.output
     began = time.monotonic()
     acl.revoke("web-shop", topic="orders")
     refused = sent_as(mq, "web-shop", thief)

@@ -133,6 +133,7 @@ __all__ = ["ClientInstance", "ManagedConsumer", "ManagedProducer", "ServiceState
 
 ROUTE_FIRST_MS = 10
 ROUTE_REFRESH_MS = 30_000  # pollNameServerInterval
+REFUSALS = (ResponseCode.GROUP_IN_OTHER_USE, ResponseCode.NOT_AUTHORIZED)
 HEARTBEAT_MS = 30_000  # heartbeatBrokerInterval; offline brokers are dropped in the same turn
 HEARTBEAT_FIRST_MS = 1_000
 PERSIST_MS = 5_000  # persistConsumerOffsetInterval
@@ -174,6 +175,8 @@ class ClientInstance:
         self._heartbeat_lock = threading.Lock()
         self._losses: tuple[Callable[[Address], None], ...] = ()
         self._conflict = ""
+        self.refused = ""
+        """Why a broker took the last heartbeat not; "" = it did."""
         self._producers: dict[str, ManagedProducer] = {}
         self._consumers: dict[str, ManagedConsumer] = {}
 
@@ -421,10 +424,11 @@ class ClientInstance:
 
     def _heard(self, answer: Command) -> None:
         """A broker's answer to a heartbeat: it may say that others of a group subscribe
-        differently, or consume in another way. Told once for each text.
+        differently or consume in another way, or that this account may not. Told once for each
+        text.
         """
-        refused = (answer.remark or "") if answer.code == ResponseCode.GROUP_IN_OTHER_USE else ""
-        conflict = (answer.fields or {}).get(CONFLICT_FIELD, "") or refused
+        self.refused = (answer.remark or "") if answer.code in REFUSALS else ""
+        conflict = (answer.fields or {}).get(CONFLICT_FIELD, "") or self.refused
         if conflict and conflict != self._conflict:
             log.warning("%s", conflict)
         self._conflict = conflict or self._conflict

@@ -337,6 +337,7 @@ class PushEngine(ConsumerEngine):
             "in_flight_bytes": sum(work.process.body_bytes for work in works.values()),
             "lag": sum(work.lag for work in works.values()),
             "balanced": self.rebalancer.balanced,
+            "refused": self.parts.client.refused,
             "rebalances": self.rebalancer.runs,
             "offsets_moved": self.offsets_moved,
             "listener_faults": self.consumption.listener_faults,
