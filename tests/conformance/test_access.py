@@ -116,6 +116,9 @@ def test_nobody_is_served_by_no_code_of_brokers_and_name_servers(
     assert refused > 30, "each refusal is noted"
     assert cluster.brokers[0].audit.status()["failed"] == 0, "each is noted once, and folded"
     assert cluster.brokers[0].status()["access"]["refused"] > 20
+    told = {family.name: family for family in cluster.name_server.server.metrics()}  # type: ignore[union-attr]
+    (series,) = told["rmq_ray_name_server_refused_requests_total"].samples
+    assert series.labels["account"] == "" and series.value > 10
 
 
 def test_a_signed_send_is_stored_and_a_wrong_one_is_not(
@@ -131,6 +134,13 @@ def test_a_signed_send_is_stored_and_a_wrong_one_is_not(
         answer = stranger.request(wrong, WAIT_MS)
         assert answer.code == 1 and str(answer.remark).startswith(APACHES_WORDS)
     assert cluster.store().bounds("orders", 0)[1] == stored
+    (family,) = [
+        family
+        for family in cluster.run(cluster.brokers[0].metrics())
+        if family.name == "rmq_ray_refused_requests_total"
+    ]
+    found = {sample.labels["account"]: sample.value for sample in family.samples}
+    assert found == {"": 3, "billing": 1}, "of who proved nothing, and of an account"
     assert stranger.request(sending("web-shop"), WAIT_MS).code == 0
     assert cluster.store().bounds("orders", 0)[1] == stored + 1
 

@@ -318,7 +318,7 @@ class Broker:
         found["refused_connections"] = self._listener.refused
         found["audit"] = self.audit.status()
         if self._guard is not None:
-            found["access"] = {**self.access.status(), "refused": self._guard.refused}
+            found["access"] = {**self.access.status(), **self._guard.status()}
         if self._listener.tls is not None:
             found["tls"] = self._listener.tls.status()
         if self._registration is not None:

@@ -269,9 +269,14 @@ def _from_status(status: Mapping[str, Any]) -> Iterable[Family]:
         values = [status[key] for key in keys.split() if key in status]
         if values:
             yield _family(name, kind, words, [({}, sum(values))])
+    if "access" in status:
+        refused = status["access"]["refused_accounts"].items()
+        words = "Requests that the rights of an account, or none, did not allow."
+        rows = [({"account": account}, count) for account, count in refused]
+        yield _family("rmq_ray_refused_requests_total", "counter", words, rows)
     replication = status["replication"]
     yield _gauge("rmq_ray_leads", "1 = may write and acknowledge now.", replication["leads"])
-    yield _gauge("rmq_ray_master_epoch", "Of the reign; 0 without.", replication["master_epoch"])
+    yield _gauge("rmq_ray_master_epoch", "Of the master; 0 without.", replication["master_epoch"])
     slaves = [({"slave": str(number)}, row) for number, row in replication["slaves"].items()]
     for name, words, key in (
         ("rmq_ray_slave_in_sync", "1 = has what is confirmed.", "in_sync"),

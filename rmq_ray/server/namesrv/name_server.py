@@ -175,17 +175,26 @@ class NameServer:
                 self._counts["lost_brokers"] + self._counts["expired_brokers"],
             ),
         ]
-        return [
+        families = [
             Family(f"rmq_ray_name_server_{name}", kind, words, (Sample(labels, float(value)),))
             for name, kind, words, value in rows
         ]
+        if self._guard is not None:
+            words = "Requests that the rights of an account, or none, did not allow."
+            refused = tuple(
+                Sample({**labels, "account": account}, float(count))
+                for account, count in self._guard.refused.items()
+            )
+            name = "rmq_ray_name_server_refused_requests_total"
+            families.append(Family(name, "counter", words, refused))
+        return families
 
     def status(self) -> dict[str, object]:
         """For ``status`` and tests."""
         guard = self._guard
         return {
             "state": "serving",
-            **({"access": {**self.access.status(), "refused": guard.refused}} if guard else {}),
+            **({"access": {**self.access.status(), **guard.status()}} if guard else {}),
             "brokers": {
                 name: dict(broker.addresses) for name, broker in self._routes.brokers().items()
             },

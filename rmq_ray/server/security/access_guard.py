@@ -12,6 +12,8 @@ but members is served; a request that is refused changes nothing, and is counted
 
 from __future__ import annotations
 
+from collections import Counter
+
 from rmq_ray.errors import NotAuthorized
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.access.accounts import Account
@@ -41,7 +43,8 @@ class AccessGuard:
         self._audit = audit
         self._passed: set[tuple[str, Action, object]] = set()
         self._passed_of: AccessRules | None = None
-        self.refused = 0
+        self.refused: Counter[str] = Counter()
+        """Requests, by account; "" = of nobody who could prove who he is."""
 
     def admit(self, row: Row, command: Command, peer: Peer) -> None:
         """``NotAuthorized`` says who may not do what, and what helps; ``MalformedFrame`` for a
@@ -50,6 +53,7 @@ class AccessGuard:
         if peer.member:
             return
         found: Touched = ()
+        account: Account | None = None
         try:
             rules = self._rules()
             account = self._asker(rules, command, peer)
@@ -57,7 +61,7 @@ class AccessGuard:
                 found = touched(row, command)
                 self._check(rules, account, row.action, found)
         except NotAuthorized as error:
-            self._note(row, peer, found, error)
+            self._note(row, peer, account, found, error)
             raise
 
     def check_topic(self, peer: Peer, action: Action, name: str) -> None:
@@ -65,6 +69,7 @@ class AccessGuard:
         if peer.member or peer.attributes.get(_NOBODY_ASKED):
             return
         found = (topic(name),)
+        account: Account | None = None
         try:
             rules = self._rules()
             account = rules.find(peer.account)
@@ -72,7 +77,7 @@ class AccessGuard:
                 raise NotAuthorized(f"the account {peer.account} is gone", peer.account)
             self._check(rules, account, action, found)
         except NotAuthorized as error:
-            self._note(None, peer, found, error)
+            self._note(None, peer, account, found, error)
             raise
 
     def refusal(self, command: Command, peer: Peer, error: NotAuthorized) -> Command:
@@ -122,8 +127,19 @@ class AccessGuard:
         if len(self._passed) < PASSED_MAX:
             self._passed.add(key)
 
-    def _note(self, row: Row | None, peer: Peer, found: Touched, error: NotAuthorized) -> None:
-        self.refused += 1
+    def status(self) -> dict[str, object]:
+        """What was refused, altogether and by account."""
+        return {"refused": self.refused.total(), "refused_accounts": dict(self.refused)}
+
+    def _note(
+        self,
+        row: Row | None,
+        peer: Peer,
+        account: Account | None,
+        found: Touched,
+        error: NotAuthorized,
+    ) -> None:
+        self.refused["" if account is None else account.access_key] += 1
         if self._audit is not None:
             resources = [(kind.value, name) for kind, name in found]
             self._audit.refused(self._party, peer, row, resources, error.message)
