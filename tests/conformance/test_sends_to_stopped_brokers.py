@@ -5,6 +5,7 @@ command that helps, and others go elsewhere.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -87,6 +88,23 @@ def test_a_topic_that_only_stopped_brokers_have_is_not_waited_for(tmp_path: Path
         with Producer("late", discovery=cluster) as late:
             error = refused(lambda: late.send("orders", b"x", timeout=LONG_S))
             assert isinstance(error, NoRoute) and HELPS.format("a", "a") in str(error)
+
+
+def test_a_lost_connection_is_told_once_with_its_address_and_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        caplog.at_level(logging.INFO, "rmq_ray.client"),
+        Told(tmp_path, 1) as cluster,
+        Producer("p", discovery=cluster) as producer,
+    ):
+        producer.send("orders", b"x")
+        address = cluster.brokers[0].status()["address"]
+        cluster.stop("broker-a")
+        lost = f"connection to {address} lost: "
+        eventually(lambda: lost in caplog.text)
+    lines = [line.getMessage() for line in caplog.records if lost in line.getMessage()]
+    assert len(lines) == 1 and lines[0].count("lost") == 1
 
 
 def test_a_broker_that_is_started_again_is_waited_for(tmp_path: Path) -> None:
