@@ -140,14 +140,22 @@ def copies(hosts: machines.Hosts, broker: str) -> list[dict[str, Any]]:
 
 def spark_rows(hosts: machines.Hosts) -> list[int]:
     """Messages in Spark. RayDP's JVM ends now and then while it starts behind the loss of a host
-    (cause unknown, told as such): started once more then.
+    (cause unknown, told as such): started once more then; what it said last is told.
     """
     try:
         found: list[int] = job(hosts, "spark")["spark"]
     except RuntimeError as error:
         if "Spark did not start on this Ray cluster" not in str(error):
             raise
-        found = job(hosts, "spark")["spark"]
+        try:
+            found = job(hosts, "spark")["spark"]
+        except RuntimeError as again:
+            logs = (hosts.directory / "head" / "tmp" / "ray").glob(
+                "session_2*/logs/java-core-driver-*.log"
+            )
+            for log in sorted(logs, key=lambda path: path.stat().st_mtime)[-2:]:
+                again.add_note(f"{log.name}: {log.read_text(errors='replace')[-2000:]}")
+            raise
     return found
 
 
