@@ -19,6 +19,7 @@ from benchmarks import (
     consume,
     dataframe,
     delay,
+    durable_queue,
     failover,
     flat,
     flush,
@@ -54,6 +55,7 @@ PARTS = {
     "delay": delay.run,
     "ways": ways.run,
     "rebalance": bench_rebalance.run,
+    "queue": durable_queue.run,
     "parked": parked.run,
     "filter": bench_filter.run,
 }

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         SimpleConsumer,
         TransactionProducer,
     )
+    from rmq_ray.actors.durable_queue import Queue
     from rmq_ray.actors.workers.deployment import ConsumerApp, consumer, workers
     from rmq_ray.actors.workers.fleet import Workers
     from rmq_ray.client.admin.admin_groups import Offset
@@ -197,6 +198,7 @@ __all__ = [
     "PullStatus",
     "PulledBatch",
     "PushConsumer",
+    "Queue",
     "RecallFailed",
     "ReceiptStale",
     "ReceivedMessage",
@@ -247,6 +249,7 @@ _HOMES = {
     "rmq_ray.actors.clients": (
         "AsyncProducer Producer PullConsumer PushConsumer SimpleConsumer TransactionProducer"
     ),
+    "rmq_ray.actors.durable_queue": "Queue",
     "rmq_ray.actors.workers.deployment": "ConsumerApp consumer workers",
     "rmq_ray.actors.workers.fleet": "Workers",
     "rmq_ray.client.interceptors.consume_hooks": "ConsumeHook ConsumeHookContext ConsumeStatus",

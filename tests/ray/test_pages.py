@@ -10,7 +10,7 @@ import ray
 from ray.exceptions import ActorDiedError
 
 import rmq_ray as rmq
-from tests.support.pages import block
+from tests.support.pages import all_blocks, block
 
 WORKERS, SINGLE = "docs/workers.md", "Single actors"
 
@@ -31,6 +31,14 @@ def test_single_actors_send_and_add_up_what_comes(start: Callable[..., rmq.Clust
     assert ray.get(names["consumer"].ask.remote("value")) == 1_000 + sum(range(101))
     with pytest.raises(rmq.ClientError, match="SHUTDOWN_ALREADY|closed"):
         ray.get(names["producer"].send.remote("amounts", b"late"))
+
+
+def test_tasks_share_a_queue_of_values(start: Callable[..., rmq.Cluster]) -> None:
+    start(name="default")
+    language, program = all_blocks("docs/queue.md")[0]
+    names = run(program)
+    assert language == "python" and names["pages"] == 99 + 100 and names["jobs"].empty()
+    names["jobs"].shutdown()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,55 @@
+"""`rmq.Queue`, which is durable, beside `ray.util.queue.Queue`, which is an actor's memory: the
+same calls in turns.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any
+
+from ray.util.queue import Queue as RaysQueue
+
+import rmq_ray as rmq
+from benchmarks.scene import ROUNDS, Scene
+
+BODY = bytes(1_024)
+BATCH = 1_000
+
+
+def run(scene: Scene) -> None:
+    """Items put and got again by one thread of this process: one at a time, and in batches."""
+    with scene.cluster() as mq, rmq.Queue("values", cluster=mq.name) as ours:
+        rays = RaysQueue(actor_options={"num_cpus": 0})
+        scene.settle()
+        for what, once, goal in (
+            ("put and get of 1 KB, one at a time", _single, 20.0),
+            (f"put_nowait_batch and get_nowait_batch of {BATCH} x 1 KB", _batched, 100.0),
+        ):
+            count = scene.count(1_000 if once is _single else 20_000, least=BATCH)
+            rates: dict[str, list[float]] = {"Ray's queue": [], "rmq.Queue": []}
+            for _ in range(ROUNDS + 1):  # the first one warms up and does not count
+                rates["Ray's queue"].append(once(rays, count))
+                rates["rmq.Queue"].append(once(ours, count))
+            base, rate = (statistics.median(of[1:]) for of in rates.values())
+            scene.report.tell(f"{what}, Ray's queue", base, "msg/s")
+            scene.report.rate(f"{what}, rmq.Queue", rate, "Ray's queue", base, goal)
+        rays.shutdown(force=True)
+
+
+def _single(queue: Any, count: int) -> float:
+    began = time.perf_counter()
+    for _ in range(count):
+        queue.put(BODY)
+    for _ in range(count):
+        queue.get()
+    return count / (time.perf_counter() - began)
+
+
+def _batched(queue: Any, count: int) -> float:
+    rounds = max(1, count // BATCH)
+    began = time.perf_counter()
+    for _ in range(rounds):
+        queue.put_nowait_batch([BODY] * BATCH)
+        queue.get_nowait_batch(BATCH)
+    return rounds * BATCH / (time.perf_counter() - began)

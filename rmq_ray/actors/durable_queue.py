@@ -1,0 +1,336 @@
+"""``ray.util.queue.Queue`` on a topic: the same methods, but durable, and found by its name from
+any process of the cluster.
+
+    put  = a send that is acknowledged        get = a pop of one message that is acknowledged
+
+Decides how values travel (``codec.values``; pickle only where both sides ask for it) and what a
+queue of values is in topics: one topic with one queue, so that it is first in, first out, and one
+group of its name. Invariants: an item that ``put`` returned for is on the broker as its mode says;
+``get`` returns an item only after the broker wrote down that it is taken, so it comes twice only
+where that answer was lost; nothing is unpickled that this handle was not told to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+import ray.cloudpickle
+from ray.util.queue import Empty, Full
+
+from rmq_ray.actors.access_keys import SecretKey
+from rmq_ray.actors.discovery import discovery_for
+from rmq_ray.client.admin.admin import Admin
+from rmq_ray.client.pop.receipts import ReceivedMessage
+from rmq_ray.client.pop.simple_consumer import MESSAGES_MAX, SimpleConsumer
+from rmq_ray.client.producer.producer import Producer
+from rmq_ray.clock import SYSTEM_CLOCK
+from rmq_ray.codec.values import decode, encode
+from rmq_ray.config import Tls
+from rmq_ray.errors import (
+    AdminError,
+    BodyUnreadable,
+    ClientError,
+    ConfigError,
+    GroupNotFound,
+    TopicExists,
+    TopicNotFound,
+)
+from rmq_ray.model.ids import MessageQueue
+from rmq_ray.model.message import Message
+from rmq_ray.ports import Discovery
+from rmq_ray.protocol.validators import check_group, check_topic
+
+KIND = "rmq_value"
+"""Property: how the body is a value."""
+PICKLE = "pickle"
+TAKEN_S = 30.0
+"""What somebody took who died before he had it comes again after this long."""
+WAIT_S = 20.0
+RETRIES_MAX = (1 << 31) - 1
+PAUSE_S = 0.005, 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What a handle is connected with, in one process."""
+
+    admin: Admin
+    producer: Producer
+    consumer: SimpleConsumer
+    queue: MessageQueue
+
+
+class Queue:
+    """A queue of Python values on the topic ``name``, which the first use creates. Any thread may
+    call any method; a handle pickles as its settings and connects anew elsewhere; a context
+    manager.
+
+    ``maxsize``: how many items it may hold, 0 = any number; with several putters at once it may be
+    passed by as many. Values: bytes, what JSON has, ``pyarrow.Table``, numpy arrays of numbers;
+    with ``pickle=True`` anything else, too, and what others pickled is unpickled: trust them.
+    ``cluster`` and the following: as of ``Producer``. Raises ``ray.util.queue.Empty`` and ``Full``,
+    ``ClientError`` for values that cannot travel, and the errors of ``Producer.send`` and
+    ``SimpleConsumer.receive``.
+    """
+
+    def __init__(  # noqa: PLR0913 - the public signature
+        self,
+        name: str,
+        maxsize: int = 0,
+        *,
+        pickle: bool = False,
+        cluster: str | None = None,
+        name_servers: Sequence[str] | str | None = None,
+        secret: bytes = b"",
+        tls: Tls | None = None,
+        access_key: str = "",
+        secret_key: SecretKey = "",
+    ) -> None:
+        where = discovery_for(cluster, name_servers, secret, tls, access_key, secret_key)
+        self._set(name, maxsize, pickle, where)
+
+    def _set(self, name: str, maxsize: int, pickle: bool, discovery: Discovery) -> None:
+        if type(maxsize) is not int or maxsize < 0:
+            raise ConfigError(f"maxsize must be 0 (no limit) or more, not {maxsize!r}", maxsize)
+        check_topic(name)
+        check_group(name)
+        self.name, self.maxsize, self._pickle, self._discovery = name, maxsize, pickle, discovery
+        self._lock = threading.Lock()
+        self._parts: _Parts | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (self.name, self.maxsize, self._pickle, self._discovery)
+
+    def __enter__(self) -> Queue:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.shutdown()
+
+    def __repr__(self) -> str:
+        return f"Queue({self.name!r})"
+
+    # --- looking ----------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return self.size()
+
+    def size(self) -> int:
+        """Items that nobody has taken; a moment late where some were put back."""
+        parts = self._connected()
+        (bounds,) = [
+            stats
+            for queue, stats in parts.admin.topic_stats(self.name).items()
+            if queue == parts.queue
+        ]
+        try:
+            rows = parts.admin.group_lag(self.name)
+        except GroupNotFound:
+            rows = []
+        taken = [row["committed"] for row in rows if row["topic"] == self.name]
+        again = sum(row["lag"] for row in rows if row["topic"] != self.name)
+        return int(bounds.max_offset - max(bounds.min_offset, *taken, 0) + again)
+
+    qsize = size
+
+    def empty(self) -> bool:
+        """Whether there is nothing to get."""
+        return self.size() == 0
+
+    def full(self) -> bool:
+        """Whether it holds ``maxsize`` items."""
+        return bool(self.maxsize) and self.size() >= self.maxsize
+
+    # --- putting ----------------------------------------------------------------------------------
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        """Returns when the broker has the item. While the queue is full it waits for room:
+        ``timeout`` seconds, None = for ever, ``block=False`` = not at all; then ``Full``.
+        """
+        parts, message = self._connected(), self._message(item)
+        self._wait_for_room(1, _seconds(block, timeout))
+        parts.producer.send(message, queue=parts.queue)
+
+    async def put_async(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        """The same for an event loop."""
+        await asyncio.to_thread(self.put, item, block, timeout)
+
+    def put_nowait(self, item: Any) -> None:
+        """``put`` that does not wait for room."""
+        self.put(item, block=False)
+
+    def put_nowait_batch(self, items: Iterable[Any]) -> None:
+        """All of them, in their order, in one request each MiB; ``Full`` where not all have
+        room.
+        """
+        if not isinstance(items, Iterable):
+            raise TypeError("items must be an iterable")
+        parts, messages = self._connected(), [self._message(item) for item in items]
+        if messages:
+            self._wait_for_room(len(messages), 0)
+            parts.producer.send_batch(messages, parts.queue)
+
+    # --- getting ----------------------------------------------------------------------------------
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        """The oldest item; it is nobody else's then. Waits for one: ``timeout`` seconds, None = for
+        ever, ``block=False`` = not at all; then ``Empty``.
+        """
+        wait_s, consumer = _seconds(block, timeout), self._connected().consumer
+        end_ms = SYSTEM_CLOCK.monotonic_ms() + wait_s * 1_000
+        while True:  # ends: with an item, or when the time is over
+            left_s = max(0.0, end_ms - SYSTEM_CLOCK.monotonic_ms()) / 1_000
+            found = consumer.receive(1, invisible=TAKEN_S, wait=min(left_s, WAIT_S))
+            if found:
+                return self._taken(found)[0]
+            if left_s <= WAIT_S:
+                raise Empty
+
+    async def get_async(self, block: bool = True, timeout: float | None = None) -> Any:
+        """The same for an event loop. One that is cancelled goes on in its thread: use a
+        ``timeout``.
+        """
+        return await asyncio.to_thread(self.get, block, timeout)
+
+    def get_nowait(self) -> Any:
+        """``get`` that does not wait."""
+        return self.get(block=False)
+
+    def get_nowait_batch(self, num_items: int) -> list[Any]:
+        """So many, the oldest first; ``Empty`` where there are fewer, which stay."""
+        if not isinstance(num_items, int):
+            raise TypeError("num_items must be an int")
+        if num_items < 0:
+            raise ValueError("num_items must not be negative")
+        if num_items and self.size() < num_items:
+            raise Empty(f"{self!r} has fewer than {num_items} items")
+        consumer, found = self._connected().consumer, list[ReceivedMessage]()
+        while len(found) < num_items:  # ends: each round finds something, or it raises
+            wanted = min(MESSAGES_MAX, num_items - len(found))
+            more = consumer.receive(wanted, invisible=TAKEN_S, wait=0)
+            if not more:  # another one was quicker
+                for message in found:
+                    message.nack()
+                raise Empty(f"{self!r} has fewer than {num_items} items")
+            found += more
+        return self._taken(found) if found else []
+
+    # --- life -------------------------------------------------------------------------------------
+
+    def shutdown(self, force: bool = False) -> None:
+        """End this handle's connections; the next call opens them again. The queue stays, with all
+        that is in it; with ``force`` it is deleted, as Ray's is, also for those that still use it.
+        """
+        admin = self._connected().admin if force else None
+        with self._lock:
+            parts, self._parts = self._parts, None
+        if parts is None:
+            return
+        parts.consumer.close()
+        parts.producer.close()
+        if admin is not None:
+            admin.delete_topic(self.name)
+            with suppress(AdminError):  # others still get: their group stays, and is empty
+                admin.delete_group(self.name)
+        parts.admin.close()
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _connected(self) -> _Parts:
+        parts = self._parts
+        if parts is not None:
+            return parts
+        with self._lock:
+            if self._parts is None:
+                self._parts = self._connect()
+            return self._parts
+
+    def _connect(self) -> _Parts:
+        admin = Admin(self._discovery)
+        try:
+            route = admin.route(self.name)
+        except TopicNotFound:
+            admin.create_topic(self.name, queues=1)
+            route = admin.route(self.name)
+        wide = [queue for queue in route.queues if queue.read_queues != 1]
+        if wide:
+            raise TopicExists(
+                f"the topic {self.name!r} has {wide[0].read_queues} queues, so it is not first in, "
+                f"first out: give the queue another name",
+                self.name,
+            )
+        first = min(queue.broker_name for queue in route.queues)
+        producer = Producer(discovery=self._discovery)
+        producer.start()
+        consumer = SimpleConsumer(
+            self.name,
+            self.name,
+            discovery=self._discovery,
+            start_from="first",
+            max_reconsume_times=RETRIES_MAX,
+        )
+        consumer.start()
+        return _Parts(admin, producer, consumer, MessageQueue(self.name, first, 0))
+
+    def _message(self, item: Any) -> Message:
+        try:
+            body, kind = encode(item)
+        except ClientError:
+            if not self._pickle:
+                raise
+            body, kind = ray.cloudpickle.dumps(item), PICKLE  # type: ignore[no-untyped-call]
+        return Message(self.name, body, properties={KIND: kind})
+
+    def _taken(self, found: list[ReceivedMessage]) -> list[Any]:
+        """Their values, once the broker knows that they are taken."""
+        try:
+            values = [self._value(message) for message in found]
+        except (BodyUnreadable, ClientError):
+            for message in found:
+                message.nack()
+            raise
+        self._connected().consumer.ack_all(found)
+        return values
+
+    def _value(self, message: ReceivedMessage) -> Any:
+        kind = message.properties.get(KIND, "bytes")
+        if kind != PICKLE:
+            return decode(bytes(message.body), kind)
+        if not self._pickle:
+            raise ClientError(
+                f"the next item of {self!r} is pickled, and this handle unpickles nothing; it "
+                f"stays: Queue({self.name!r}, pickle=True) takes it, if you trust who put it",
+                self.name,
+            )
+        return ray.cloudpickle.loads(bytes(message.body))
+
+    def _wait_for_room(self, count: int, wait_s: float) -> None:
+        if not self.maxsize:
+            return
+        end_ms, pause_s = SYSTEM_CLOCK.monotonic_ms() + wait_s * 1_000, PAUSE_S[0]
+        while (size := self.size()) + count > self.maxsize:  # ends: at the end of the time
+            left_s = (end_ms - SYSTEM_CLOCK.monotonic_ms()) / 1_000
+            if left_s <= 0 or count > self.maxsize:
+                raise Full(f"{self!r} has {size} items, {count} more are over {self.maxsize}")
+            threading.Event().wait(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, PAUSE_S[1])
+
+
+def _restored(name: str, maxsize: int, pickle: bool, discovery: Discovery) -> Queue:
+    made = Queue.__new__(Queue)
+    made._set(name, maxsize, pickle, discovery)
+    return made
+
+
+def _seconds(block: bool, timeout: float | None) -> float:
+    if not block:
+        return 0.0
+    if timeout is not None and timeout < 0:
+        raise ValueError("timeout must not be negative")
+    return inf if timeout is None else timeout
