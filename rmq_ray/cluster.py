@@ -52,6 +52,7 @@ from rmq_ray.actors.discovery import (
     meant_cluster,
     use_cluster,
 )
+from rmq_ray.actors.durable_queue import Queue
 from rmq_ray.client.admin.admin import Admin
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import DEFAULT_CLUSTER, TlsSettings
@@ -113,6 +114,10 @@ class Cluster:
     def simple_consumer(self, topic: str, group: str, **settings: Any) -> SimpleConsumer:
         """A ``SimpleConsumer`` of this cluster."""
         return SimpleConsumer(topic, group, cluster=self.name, **self._account | settings)
+
+    def queue(self, name: str, maxsize: int = 0, *, pickle: bool = False) -> Queue:
+        """A ``Queue`` of this cluster."""
+        return Queue(name, maxsize, pickle=pickle, cluster=self.name, **self._account)
 
     # --- the cluster itself -----------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ WAIT_S = 60
 
 @pytest.fixture
 def queue(mq: rmq.Cluster, request: pytest.FixtureRequest) -> Iterator[rmq.Queue]:
-    with rmq.Queue(request.node.name[:100], cluster=mq.name) as made:
+    with mq.queue(request.node.name[:100]) as made:
         yield made
 
 
