@@ -30,7 +30,7 @@ from rmq_ray.client.pop.receipts import ReceivedMessage
 from rmq_ray.client.pop.simple_consumer import MESSAGES_MAX, SimpleConsumer
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.clock import SYSTEM_CLOCK
-from rmq_ray.codec.values import decode, encode
+from rmq_ray.codec.values import BYTES, MSGPACK, TABLE, TENSOR, decode, encode
 from rmq_ray.config import Tls
 from rmq_ray.errors import (
     AdminError,
@@ -46,9 +46,9 @@ from rmq_ray.model.message import Message
 from rmq_ray.ports import Discovery
 from rmq_ray.protocol.validators import check_group, check_topic
 
-KIND = "rmq_value"
-"""Property: how the body is a value."""
 PICKLE = "pickle"
+KINDS = frozenset({MSGPACK, TABLE, TENSOR, PICKLE})
+"""Tags that say how the body is a value; any other, and none, are bytes as they are."""
 TAKEN_S = 30.0
 """What somebody took who died before he had it comes again after this long."""
 WAIT_S = 20.0
@@ -285,7 +285,7 @@ class Queue:
             if not self._pickle:
                 raise
             body, kind = ray.cloudpickle.dumps(item), PICKLE  # type: ignore[no-untyped-call]
-        return Message(self.name, body, properties={KIND: kind})
+        return Message(self.name, body, tag=None if kind == BYTES else kind)
 
     def _taken(self, found: list[ReceivedMessage]) -> list[Any]:
         """Their values, once the broker knows that they are taken."""
@@ -299,16 +299,16 @@ class Queue:
         return values
 
     def _value(self, message: ReceivedMessage) -> Any:
-        kind = message.properties.get(KIND, "bytes")
+        kind = message.tag
         if kind != PICKLE:
-            return decode(bytes(message.body), kind)
+            return decode(message.body, kind if kind in KINDS else BYTES)
         if not self._pickle:
             raise ClientError(
                 f"the next item of {self!r} is pickled, and this handle unpickles nothing; it "
                 f"stays: Queue({self.name!r}, pickle=True) takes it, if you trust who put it",
                 self.name,
             )
-        return ray.cloudpickle.loads(bytes(message.body))
+        return ray.cloudpickle.loads(message.body)
 
     def _wait_for_room(self, count: int, wait_s: float) -> None:
         if not self.maxsize:

@@ -6,7 +6,7 @@ no code.
     numpy.ndarray             Arrow IPC tensor, of numbers
     everything of msgpack     None, bool, int, float, str, list, dict, bytes in them
 
-Decides the form of each kind of value; which it is, a message says in a property. Pure. Invariant:
+Decides the form of each kind of value; which it is, a message's tag says. Pure. Invariant:
 what ``encode`` takes, ``decode`` returns equal and of the same type; a tuple, which would come back
 as a list, is refused.
 """

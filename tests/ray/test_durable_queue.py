@@ -62,6 +62,14 @@ def test_a_full_queue_refuses_or_waits_for_room(mq: rmq.Cluster) -> None:
         assert not putter.is_alive() and small.get_nowait_batch(2) == [2, 3]
 
 
+def test_a_message_of_any_producer_is_an_item(mq: rmq.Cluster, queue: rmq.Queue) -> None:
+    queue.put("first")
+    with mq.producer("others") as others:
+        others.send(queue.name, b"plain")
+        others.send(queue.name, b"tagged", tag="paid")
+    assert [queue.get(timeout=WAIT_S) for _ in range(3)] == ["first", b"plain", b"tagged"]
+
+
 def test_tasks_and_event_loops_share_it_by_handle_or_by_name(queue: rmq.Queue) -> None:
     @ray.remote(num_cpus=0)
     def double(handle: rmq.Queue) -> None:
