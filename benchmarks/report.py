@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import textwrap
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -137,13 +138,14 @@ def write_report(page: Path, circumstances: str, figures: list[Figure]) -> None:
 
 
 def circumstances(arguments: list[str]) -> str:
-    """A line on when, how and where this process measures."""
+    """When, how and where this process measures, in lines of a page."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / (1 << 30)
-    return (
-        f"`python -m benchmarks {' '.join(arguments)}`,\n"
+    line = (
+        f"`python -m benchmarks {' '.join(arguments)}`, "
         f"{time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC, {os.cpu_count()} cores, "
         f"{memory:.0f} GiB of memory, load {os.getloadavg()[0]:.1f} when it began."
     )
+    return textwrap.fill(line, 100, break_long_words=False, break_on_hyphens=False)
 
 
 def number(value: float) -> str:

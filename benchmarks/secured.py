@@ -7,6 +7,7 @@ others are idle.
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -53,13 +54,14 @@ def run(scene: Scene) -> None:
 def compared(
     scene: Scene, what: str, ways: dict[str, Callable[[], float]], goals: dict[str, float]
 ) -> None:
-    """The medians of rounds, each beside the first of ``ways``. Another one begins each round: what
-    the disk still writes of one slows down the next.
+    """The medians of rounds, each beside the first of ``ways``. Another one begins each round, and
+    the disk has written what the one before left: it would slow down the next.
     """
     rates: dict[str, list[float]] = {name: [] for name in ways}
     names = list(ways)
     for _ in range(ROUNDS + 1):  # the first one warms up and does not count
         for name in names:
+            os.sync()
             rates[name].append(ways[name]())
         names.append(names.pop(0))
     (first, base), *others = ((name, statistics.median(of[1:])) for name, of in rates.items())

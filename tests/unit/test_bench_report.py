@@ -116,6 +116,6 @@ def test_a_page_without_markers_stays_as_it_is_and_says_what_it_needs(tmp_path: 
 def test_the_page_of_the_project_has_the_markers_and_a_run_says_how_it_was_started() -> None:
     page = (interop.ROOT / "docs" / "benchmarks.md").read_text()
     assert page.count(BEGIN) == page.count(END) == 1 and page.index(BEGIN) < page.index(END)
-    assert circumstances(["--peers", "--scale=0.1"]).startswith(
-        "`python -m benchmarks --peers --scale=0.1`,\n"
-    )
+    said = circumstances(["--peers", *["produce"] * 12])
+    assert said.startswith("`python -m benchmarks --peers produce ")
+    assert all(len(line) <= 100 for line in said.splitlines())
