@@ -11,19 +11,18 @@ import pytest
 
 from rmq_ray.errors import MalformedFrame, NotAuthorized
 from rmq_ray.files import FileSystem
-from rmq_ray.model.ids import MessageQueue
 from rmq_ray.protocol.access.accounts import Account, Right
 from rmq_ray.protocol.access.decision import Action
 from rmq_ray.protocol.access.rules import AccessRules
 from rmq_ray.protocol.access.signature import ACCESS_KEY, SIGNATURE, sign
 from rmq_ray.remoting.request_table import REQUESTS, Party, Row
-from rmq_ray.remoting.wire import bodies, pops, records
+from rmq_ray.remoting.wire import bodies
 from rmq_ray.remoting.wire.codes import RequestCode as Code
 from rmq_ray.remoting.wire.frame import Command
-from rmq_ray.remoting.wire.halves import HalvesHeader
 from rmq_ray.server.security.access_copy import AccessCopy
 from rmq_ray.server.security.access_guard import APACHES_WORDS, AccessGuard
 from rmq_ray.server.security.touched import READERS, needs_reader
+from tests.support.asked_requests import command_of
 
 BOTH = Right.PUB | Right.SUB
 SECRET = "the secret"
@@ -42,7 +41,6 @@ RULES = AccessRules(
 )
 SERVED = [row for row in REQUESTS if row.served_by in (Party.BROKER, Party.NAME_SERVER)]
 NAMES = [f"{row.served_by.value} {row.code.name}" for row in SERVED]
-FIELDS = {"topic": "orders", "b": "orders", "consumerGroup": "billing", "group": "billing"}
 
 
 class Asker:
@@ -54,52 +52,6 @@ class Asker:
         self.account, self.member, self.trusted, self.host = account, member, trusted, host
         self.port, self.closed = 1, False
         self.attributes: dict[str, Any] = {}
-
-
-def frame() -> bytes:
-    """A frame of one record of ``orders``: what is read of it stands where it stands in one."""
-    topic = b"orders"
-    return b"".join(records.pack_send_one(bytes(88) + bytes([len(topic)]) + topic + bytes(2)))
-
-
-def body_of(code: Code) -> bytes:
-    queues = [MessageQueue("orders", "broker-a", 0)]
-    found = {
-        Code.SEND_RECORDS: frame,
-        Code.PULL_RECORDS: lambda: records.pack_pull(
-            records.PullRecords("billing", "orders", 0, 0, 1, 1, 0, 0, 0, 0, "TAG", "*", 0, 0)
-        ),
-        Code.SCAN_RECORDS: lambda: records.pack_scan(records.ScanRecords("orders", 0, 0, 1, 1, 0)),
-        Code.POP_RECORDS: lambda: pops.pack_pop(pops.PopRecords("billing", "orders", 1, 1, 1)),
-        Code.SETTLE_POPPED: lambda: pops.pack_settle(
-            "billing", [pops.Settlement("orders", 0, 1, 0, b"\1")]
-        ),
-        Code.PIN_SEGMENTS: lambda: msgpack.packb(["orders", {0: 0}, 1]),
-        Code.QUEUE_BOUNDS: lambda: msgpack.packb(["orders"]),
-        Code.HEART_BEAT: lambda: bodies.write(
-            {
-                "clientID": "c",
-                "producerDataSet": [],
-                "consumerDataSet": [
-                    {
-                        "groupName": "billing",
-                        "subscriptionDataSet": [{"topic": "orders", "subString": "*"}],
-                    }
-                ],
-            }
-        ),
-        Code.CHECK_CLIENT_CONFIG: lambda: bodies.write(
-            {"group": "billing", "subscriptionData": {"topic": "orders", "subString": "*"}}
-        ),
-        Code.LOCK_BATCH_MQ: lambda: bodies.encode_lock("billing", "c", queues),
-        Code.UNLOCK_BATCH_MQ: lambda: bodies.encode_lock("billing", "c", queues),
-    }.get(code, bytes)()
-    return bytes(found)
-
-
-def command_of(row: Row) -> Command:
-    fields = HalvesHeader("orders", 0, "web").to_fields() if row.code is Code.SEND_HALVES else {}
-    return Command(row.code, fields={**FIELDS, **fields}, body=body_of(row.code))
 
 
 def guard(rules: AccessRules | None = RULES) -> AccessGuard:
