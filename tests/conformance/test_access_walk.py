@@ -20,7 +20,6 @@ from rmq_ray.model.ids import Address
 from rmq_ray.protocol.access.accounts import Account, Right
 from rmq_ray.protocol.access.decision import Action
 from rmq_ray.protocol.access.rules import AccessRules
-from rmq_ray.protocol.access.signature import ACCESS_KEY, SIGNATURE, sign
 from rmq_ray.remoting.connection import Connection
 from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.remoting.request_table import REQUESTS, Asker, Party, Resource, Row
@@ -29,7 +28,7 @@ from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, Command
 from rmq_ray.remoting.wire.halves import End, pack_ends
 from rmq_ray.server.security.access_guard import APACHES_WORDS
-from tests.support.asked_requests import command_of
+from tests.support.asked_requests import command_of, signed
 from tests.support.brokers.live_cluster import CLUSTER, LiveCluster
 from tests.support.waiting import eventually
 from tests.support.wire import RawClient
@@ -103,13 +102,6 @@ def credentials(cluster: LiveCluster, name: str, party: Party) -> Credentials:
     return Credentials(where.cluster, role, where.secret, where.access_key)
 
 
-def signed(command: Command, name: str) -> Command:
-    """As Apache's clients ask it."""
-    fields = {**(command.fields or {}), ACCESS_KEY: name}
-    body = command.body_bytes()
-    return replace(command, fields={**fields, SIGNATURE: sign(fields, body, SECRET)})
-
-
 class Walk:
     """All requests, about records that are there, and two connections of each account to each
     server.
@@ -135,7 +127,7 @@ class Walk:
     def ask(self, row: Row, name: str, proved: bool) -> Command:
         command = self.command(row)
         line = self._lines[name, row.served_by, proved]
-        return line.request(command if proved else signed(command, name), WAIT_MS)
+        return line.request(command if proved else signed(command, name, SECRET), WAIT_MS)
 
     def command(self, row: Row) -> Command:
         command = command_of(row)

@@ -4,9 +4,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgpack
 
 from rmq_ray.model.ids import MessageQueue
+from rmq_ray.protocol.access.signature import ACCESS_KEY, SIGNATURE, sign
 from rmq_ray.remoting.request_table import Row
 from rmq_ray.remoting.wire import bodies, pops, records
 from rmq_ray.remoting.wire.codes import RequestCode as Code
@@ -91,3 +94,10 @@ def fields_of(row: Row) -> dict[str, str]:
 
 def command_of(row: Row) -> Command:
     return Command(row.code, fields=fields_of(row), body=body_of(row.code))
+
+
+def signed(command: Command, access_key: str, secret: str) -> Command:
+    """As Apache RocketMQ's clients ask it."""
+    fields = {**(command.fields or {}), ACCESS_KEY: access_key}
+    signature = sign(fields, command.body, secret)
+    return replace(command, fields={**fields, SIGNATURE: signature})
