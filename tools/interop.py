@@ -7,9 +7,9 @@ starts a JVM for each.
                                              measure the Java broker and client on this machine,
                                              JSON lines
 
-Needs JDK 17 and Maven. Called by tests/interop and by `make bench-peers`. Every JVM gets a
-limit in time and is ended by its own process id; heaps are small in tests and as Apache ships them
-where it is measured.
+Needs JDK 17 and Maven, and Go 1.19 for Apache's Go client. Called by tests/interop and by `make
+bench-peers`. Every JVM gets a limit in time and is ended by its own process id; heaps are small in
+tests and as Apache ships them where it is measured.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ MEASURED_BROKER_GIB = min(
 
 
 class ToolMissing(RuntimeError):
-    """JDK or Maven is not on PATH; the message names what to install."""
+    """JDK, Maven or Go is not on PATH; the message names what to install."""
 
 
 def require_tools() -> None:
@@ -67,8 +67,12 @@ def require_tools() -> None:
         ("javac", "openjdk-17-jdk-headless"),
         ("mvn", "maven"),
     ):
-        if shutil.which(tool) is None:
-            raise ToolMissing(f"{tool} is not on PATH; install it with: apt-get install {package}")
+        _require(tool, package)
+
+
+def _require(tool: str, package: str) -> None:
+    if shutil.which(tool) is None:
+        raise ToolMissing(f"{tool} is not on PATH; install it with: apt-get install {package}")
 
 
 def build(project: Path = PROJECT) -> str:
@@ -99,6 +103,26 @@ def build(project: Path = PROJECT) -> str:
                 )
             stamp.write_text(wanted)
     return f"{target / 'classes'}:{classpath.read_text().strip()}"
+
+
+def build_go() -> Path:
+    """Compiles the program of Apache's Go client; Go itself knows what changed. Raises
+    ``ToolMissing`` without it.
+    """
+    _require("go", "golang-go")
+    program = TARGET / "go-check"
+    TARGET.mkdir(parents=True, exist_ok=True)
+    done = subprocess.run(
+        ["go", "build", "-o", str(program), "."],
+        cwd=PROJECT / "go",
+        capture_output=True,
+        text=True,
+        timeout=BUILD_TIMEOUT_S,
+        env={**os.environ, "GOFLAGS": "-mod=readonly", "CGO_ENABLED": "0"},
+    )
+    if done.returncode:
+        raise RuntimeError(f"go build failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+    return program
 
 
 def _sources_hash(project: Path) -> str:
