@@ -154,5 +154,22 @@ def test_who_may_not_come_in_is_a_refusal_and_nothing_else(cluster: LiveCluster)
     assert cluster.brokers[0].status()["audit"]["refused"] == 2
 
 
+def test_a_name_server_counts_whom_it_turned_away(cluster: LiveCluster) -> None:
+    assert cluster.name_server is not None
+    address, server = Address.parse(cluster.lookup().name_servers[0]), cluster.name_server.server
+    assert server.status()["refused_connections"] == 0
+    with pytest.raises(HandshakeFailed):
+        Connection(
+            address, Credentials(CLUSTER, "name_server", b"guessed"), RemotingLimits(), SYSTEM_CLOCK
+        )
+    stranger = Connection(address, None, RemotingLimits(), SYSTEM_CLOCK)
+    with pytest.raises(RemotingError):
+        stranger.request(Command(RequestCode.GET_BROKER_CLUSTER_INFO), 5_000)
+    assert server.status()["refused_connections"] == 2
+    (told,) = [one for one in server.metrics() if one.name.endswith("refused_connections_total")]
+    assert told.kind == "counter" and [sample.value for sample in told.samples] == [2.0]
+    assert cluster.name_server.audit.status()["refused"] == 2
+
+
 def _credentials(cluster: LiveCluster) -> Credentials:
     return Credentials(CLUSTER, "broker", cluster.lookup().secret)

@@ -91,6 +91,7 @@ class NameServer:
             "unknown_requests": 0,
             "expired_brokers": 0,
             "lost_brokers": 0,
+            "refused_connections": 0,
         }
 
     def load(self) -> None:
@@ -142,6 +143,12 @@ class NameServer:
             witness.hears(answer)
         return answer
 
+    def refused(self, peer: Peer, reason: str) -> None:
+        """A connection that may not come in: counted and noted."""
+        self._counts["refused_connections"] += 1
+        if self._audit is not None:
+            self._audit.refused("name server", peer, None, (), reason)
+
     def closed(self, peer: Peer) -> None:
         """A connection is gone: brokers that registered by it leave the routes at once."""
         self._counts["lost_brokers"] += len(self._routes.connection_closed(peer))
@@ -173,6 +180,12 @@ class NameServer:
                 "counter",
                 "Registrations that ended with their connection or for silence.",
                 self._counts["lost_brokers"] + self._counts["expired_brokers"],
+            ),
+            (
+                "refused_connections_total",
+                "counter",
+                "Connections that were refused or turned away.",
+                self._counts["refused_connections"],
             ),
         ]
         families = [

@@ -52,9 +52,7 @@ class NameServerRunner:
             clock,
             "name server",
             tls=config.tls,
-            on_refused=lambda peer, reason: self.audit.refused(
-                "name server", peer, None, (), reason
-            ),
+            on_refused=self.server.refused,
             account_key=(
                 self.server.access.key_of if config.foreign is ForeignClients.ACL else None
             ),
