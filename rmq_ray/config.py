@@ -269,6 +269,7 @@ class RemotingLimits(_Group):
     connections_max: int = 4_096
     connections_per_host_max: int = 3_072  # of one address: room for others is left
     half_open_per_host_max: int = 1_024  # connections of one address that proved nothing yet
+    account_names_max: int = 1_000  # topics and groups that were not there, asked for by an account
     unanswered_requests_max: int = 65_535  # a connection of ours
     unsent_bytes_max: int = 64 * MIB  # queued answers of one connection before it is closed
     handshake_timeout_ms: int = 5_000

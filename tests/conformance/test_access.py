@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -208,3 +209,36 @@ def test_without_rules_members_alone_are_served(tmp_path: Path) -> None:
             member.send("orders", b"of the cluster itself")
         with pytest.raises(RmqError):
             connected(cluster, As(cluster, "web-shop").lookup())
+
+
+def test_an_account_cannot_fill_a_broker_with_topics_and_groups(tmp_path: Path) -> None:
+    wide = Account("wide-shop", SECRET, default_topic=BOTH, default_group=Right.SUB)
+    rules = AccessRules({one.access_key: one for one in (wide, CHIEF)}, version=1)
+    limits = RemotingLimits(account_names_max=3)
+    with LiveCluster(tmp_path, rules=rules, broker={"limits": limits}) as cluster:
+        stranger = Connection(broker_of(cluster), None, RemotingLimits(), SYSTEM_CLOCK)
+        with Producer("shop", discovery=As(cluster, "wide-shop"), send_timeout_ms=WAIT_MS) as shop:
+            for topic in ("one", "two", "three", "one"):
+                shop.send(topic, b"x")
+            for send in (shop.send, shop.send_oneway):
+                with suppress(SendError):
+                    send("four", b"x")
+            with pytest.raises(NotAuthorized, match="topic four is one too many"):
+                shop.send("four", b"x")
+            fields = {**(sending("wide-shop").fields or {}), "topic": "five"}
+            del fields[SIGNATURE]
+            fields[SIGNATURE] = sign(fields, b"body", SECRET)
+            answer = stranger.request(
+                Command(Code.SEND_MESSAGE, fields=fields, body=b"body"), WAIT_MS
+            )
+            assert answer.code == 1 and "topic five is one too many" in str(answer.remark)
+            assert shop.send("two", b"x")
+            core = cluster.brokers[0]._core
+            assert core is not None
+            assert {"four", "five"}.isdisjoint(core.tables.topics.names())
+            with Producer(
+                "chief", discovery=As(cluster, "operator"), send_timeout_ms=WAIT_MS
+            ) as chief:
+                chief.send("four", b"x")
+            assert shop.send("four", b"x"), "it is there"
+        stranger.close()

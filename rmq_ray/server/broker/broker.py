@@ -27,6 +27,7 @@ from rmq_ray.model.metrics import Family
 from rmq_ray.model.replica_roles import Assignment, ReplicaReport, Role
 from rmq_ray.model.topics import DataVersion, TopicConfig
 from rmq_ray.ports import Peer
+from rmq_ray.protocol.access.accounts import EVERY, ResourceKind
 from rmq_ray.protocol.access.rules import AccessRules
 from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.remoting.listener import Listener
@@ -105,7 +106,13 @@ class Broker:
         self.access = AccessCopy(config.cluster_name, f"{config.store.path}/rmq_ray", self._files)
         """The cluster's accounts, where connections need one."""
         acl = config.foreign is ForeignClients.ACL
-        self._guard = AccessGuard(self.access, party, self.audit) if acl else None
+        self._guard = (
+            AccessGuard(
+                self.access, party, self.audit, self._is_there, config.limits.account_names_max
+            )
+            if acl
+            else None
+        )
         self._listener = Listener(
             self,
             credentials,
@@ -306,6 +313,14 @@ class Broker:
                 if threads is not None:
                     threads.close()
             await asyncio.to_thread(self.audit.close)
+
+    def _is_there(self, kind: ResourceKind, name: str) -> bool:
+        core = self._core
+        if core is None or name == EVERY:
+            return True
+        if kind is ResourceKind.GROUP:
+            return name in core.tables.groups
+        return name in core.tables.topics
 
     def status(self) -> dict[str, Any]:
         """States and counts; plain values."""

@@ -12,11 +12,12 @@ but members is served; a request that is refused changes nothing, and is counted
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Callable
 
 from rmq_ray.errors import NotAuthorized
 from rmq_ray.ports import Peer
-from rmq_ray.protocol.access.accounts import Account
+from rmq_ray.protocol.access.accounts import Account, ResourceKind
 from rmq_ray.protocol.access.decision import Action, check
 from rmq_ray.protocol.access.rules import AccessRules
 from rmq_ray.protocol.access.signature import ACCESS_KEY, SIGNATURE, matches
@@ -35,12 +36,25 @@ _NOBODY_ASKED = "access white list"
 
 
 class AccessGuard:
-    """``copy``: the accounts as this server knows them. ``party``: its name in the audit log."""
+    """``copy``: the accounts as this server knows them. ``party``: its name in the audit log.
+    ``is_there``: whether there is this topic or group; of those that are not there an account that
+    is no administrator may ask for ``names_max``, since the server began.
+    """
 
-    def __init__(self, copy: AccessCopy, party: str, audit: AuditLog | None) -> None:
+    def __init__(
+        self,
+        copy: AccessCopy,
+        party: str,
+        audit: AuditLog | None,
+        is_there: Callable[[ResourceKind, str], bool] = lambda _kind, _name: True,
+        names_max: int = 0,
+    ) -> None:
         self._copy = copy
         self._party = party
         self._audit = audit
+        self._is_there = is_there
+        self._names_max = names_max
+        self._new_names: defaultdict[str, set[tuple[ResourceKind, str]]] = defaultdict(set)
         self._passed: set[tuple[str, Action, object]] = set()
         self._passed_of: AccessRules | None = None
         self.refused: Counter[str] = Counter()
@@ -124,8 +138,25 @@ class AccessGuard:
         if key in self._passed:
             return
         check(rules, account, action, key[2])
+        if not account.admin:
+            self._count_new(account, key[2])
         if len(self._passed) < PASSED_MAX:
             self._passed.add(key)
+
+    def _count_new(self, account: Account, found: Touched) -> None:
+        """What is asked for and not there is made by many a request; each counts once."""
+        asked = self._new_names[account.access_key]
+        for resource in found:
+            if self._is_there(*resource) or resource in asked:
+                continue
+            if len(asked) >= self._names_max:
+                raise NotAuthorized(
+                    f"the account {account.access_key} has asked for {self._names_max} topics and "
+                    f"groups that were not there, {resource[0].value} {resource[1]:.127} is one "
+                    f"too many: an administrator creates it, or raises limits.account_names_max",
+                    account.access_key,
+                )
+            asked.add(resource)
 
     def status(self) -> dict[str, object]:
         """What was refused, altogether and by account."""

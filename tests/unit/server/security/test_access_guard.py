@@ -209,3 +209,30 @@ def test_a_default_right_does_not_open_the_brokers_own_topics(topic: str) -> Non
             Command(row.code, fields={"topic": topic}),
             Asker("curious"),  # type: ignore[arg-type]
         )
+
+
+# --- names that an account brings into being ------------------------------------------------------
+
+
+def test_an_account_may_ask_for_so_many_names_that_are_not_there() -> None:
+    wide = Account("wide-shop", SECRET, default_topic=BOTH, default_group=Right.SUB)
+    copy = AccessCopy("default", "", FileSystem())
+    copy.rules = RULES.with_account(wide)
+    there = {"orders"}
+    doors = AccessGuard(copy, "broker broker-a", None, lambda _kind, name: name in there, 2)
+
+    def send(topic: str, account: str = "wide-shop") -> None:
+        doors.admit(SEND, Command(SEND.code, fields={"topic": topic}), Asker(account))  # type: ignore[arg-type]
+
+    for topic in ("orders", "new-1", "new-1", "new-2", "orders"):
+        send(topic)
+    with pytest.raises(NotAuthorized, match="topic new-3 is one too many.*account_names_max"):
+        send("new-3")
+    (row,) = [row for row in SERVED if row.code is Code.HEART_BEAT]
+    with pytest.raises(NotAuthorized, match="group billing is one too many"):
+        doors.admit(row, command_of(row), Asker("wide-shop"))  # type: ignore[arg-type]
+    assert doors.status()["refused_accounts"] == {"wide-shop": 2}
+    send("new-1")
+    send("new-3", "operator")
+    there.add("new-3")
+    send("new-3")
