@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import socket
 import ssl
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -466,6 +468,33 @@ def test_old_versions_and_weak_ciphers_are_refused(
         pytest.raises(ssl.SSLError),
     ):
         context.wrap_socket(sock, server_hostname="127.0.0.1")
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="Python's TLS cannot ask for it")
+def test_a_client_that_wants_to_renegotiate_is_refused_and_others_go_on(
+    served: Served, files: Certificates
+) -> None:
+    """As scanners ask; TLS 1.3 has no renegotiation."""
+    command = ["openssl", "s_client", "-tls1_2", "-CAfile", files.ca]
+    told = []
+    with subprocess.Popen(
+        [*command, "-connect", str(served.address)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as scanner:
+        assert scanner.stdin is not None and scanner.stdout is not None
+        limit = threading.Timer(60, scanner.kill)
+        limit.start()
+        for line in scanner.stdout:
+            told.append(line.strip())
+            if line.strip() == "Extended master secret: yes":  # the end of what it tells first
+                scanner.stdin.write("R\n")
+                scanner.stdin.flush()
+        limit.cancel()
+    assert "RENEGOTIATING" in told and any("no renegotiation" in line for line in told), told
+    assert echoed_and_closed(served.address, files.client())
 
 
 def test_settings_without_files_are_refused(tmp_path: Path) -> None:

@@ -116,6 +116,15 @@ def test_text_serves_as_well_as_files_and_is_never_shown(files: Certificates) ->
     assert "PRIVATE KEY" not in str(caught.value) + repr(caught.value.args)
 
 
+def test_neither_end_renegotiates_compresses_or_hands_out_tickets(files: Certificates) -> None:
+    wanted = ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION | ssl.OP_NO_TICKET
+    server = ServerTls(files.settings(), SYSTEM_CLOCK, "a broker").context
+    for context in (server, client_context(files.client())):
+        assert context.options & wanted == wanted
+        assert context.minimum_version is ssl.TLSVersion.TLSv1_2
+    assert server.num_tickets == 0
+
+
 def test_a_client_reads_changed_files_again_and_keeps_good_ones(
     files: Certificates, caplog: pytest.LogCaptureFixture
 ) -> None:
