@@ -19,6 +19,7 @@ import fcntl
 import json
 import os
 import shutil
+import stat
 import signal
 import socket
 import subprocess
@@ -379,10 +380,11 @@ def directory_of_user() -> Path:
     """
     directory = Path(tempfile.gettempdir()) / f"rmq_ray-heads-{os.getuid()}"
     directory.mkdir(mode=0o700, exist_ok=True)
-    if directory.stat().st_uid != os.getuid():
+    found = directory.lstat()  # not what a link leads to
+    if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o022:
         raise ClusterError(
-            f"{directory} belongs to another user: remove it, or set TMPDIR to a directory "
-            f"of your own",
+            f"{directory} belongs to another user, or others may write there: remove it, or set "
+            f"TMPDIR to a directory of your own",
             str(directory),
         )
     return directory

@@ -177,7 +177,16 @@ def test_notes_are_not_kept_where_others_could_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_head.tempfile, "gettempdir", lambda: str(tmp_path))
-    assert ray_head._note(1).parent.stat().st_mode & 0o077 == 0
+    directory = ray_head._note(1).parent
+    assert directory.stat().st_mode & 0o077 == 0
+    directory.chmod(0o722)
+    with pytest.raises(ClusterError, match="others may write there"):
+        ray_head._note(1)
+    directory.rmdir()
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    directory.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ClusterError, match="remove it"):
+        ray_head._note(1)
     mine = os.getuid()
     monkeypatch.setattr(ray_head.os, "getuid", lambda: mine + 1)
     (tmp_path / f"rmq_ray-heads-{mine + 1}").mkdir()
