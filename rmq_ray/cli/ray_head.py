@@ -19,9 +19,9 @@ import fcntl
 import json
 import os
 import shutil
-import stat
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
