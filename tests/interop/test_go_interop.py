@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from rmq_ray.client.admin.admin import Admin
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.client.pull.pull_consumer import PullConsumer
 from rmq_ray.protocol.access.accounts import Account, Right
@@ -88,6 +89,10 @@ def test_an_account_sends_and_consumes_what_each_side_sent(
         ]
     read = {bytes(m.body).decode(): [m.tag, " ".join(m.keys), m.properties["city"]] for m in came}
     assert read == found["consumed"] and stored(cluster) == SENT + 1
+    admin = Admin(cluster)
+    rows = [row for row in admin.group_lag("gophers") if row["topic"] == "orders"]
+    admin.close()
+    assert sum(row["committed"] for row in rows) == SENT + 1, "its shutdown committed"
 
 
 ROUTE = "route info not found"
