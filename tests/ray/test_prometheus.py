@@ -151,6 +151,44 @@ def test_promtool_finds_no_fault_in_the_rules(programs: Path) -> None:
     assert done.returncode == 0 and "SUCCESS" in done.stdout, done.stdout + done.stderr
 
 
+DEAD_LETTERS = """
+rule_files: [RULES]
+evaluation_interval: 30s
+tests:
+  - name: the first dead letter of a group
+    interval: 30s
+    input_series:
+      - {series: 'rocketmq_send_to_dlq_messages_total{node_id="a"}', values: '_x40 1x60'}
+    promql_expr_test:
+      - {expr: 'count(ALERTS{alertname="RmqRayDeadLetters"})', eval_time: 19m, exp_samples: []}
+      - expr: count(ALERTS{alertname="RmqRayDeadLetters"})
+        eval_time: 22m
+        exp_samples: [{labels: '{}', value: 1}]
+      - {expr: 'count(ALERTS{alertname="RmqRayDeadLetters"})', eval_time: 35m, exp_samples: []}
+  - name: old dead letters of a broker that was away for two minutes
+    interval: 30s
+    input_series:
+      - {series: 'rocketmq_send_to_dlq_messages_total{node_id="a"}', values: '3x80 stale _x3 3x80'}
+    promql_expr_test:
+      - {expr: 'count(ALERTS{alertname="RmqRayDeadLetters"})', eval_time: 43m, exp_samples: []}
+      - {expr: 'count(ALERTS{alertname="RmqRayDeadLetters"})', eval_time: 51m, exp_samples: []}
+"""
+
+
+def test_a_first_dead_letter_is_told_and_old_ones_not_again_when_a_broker_was_away(
+    programs: Path, tmp_path: Path
+) -> None:
+    told = tmp_path / "told.yml"
+    told.write_text(DEAD_LETTERS.replace("RULES", str(MONITORING / "alerts.yml")))
+    done = subprocess.run(
+        [str(programs / "promtool"), "test", "rules", str(told)],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_every_panel_shows_something_and_alerts_fire_for_what_happens_alone(
     lively: rmq.Cluster, asked: Asked
 ) -> None:
