@@ -226,10 +226,12 @@ def _unpack(command: Command) -> list[Any]:
 
 
 def _flat(group: object, prefix: str) -> list[tuple[str, object]]:
-    """Dotted names of all settings of a group of groups."""
+    """Dotted names of all settings of a group of groups, but for secret ones."""
     found: list[tuple[str, object]] = []
     if is_dataclass(group):
         for entry in fields(group):
+            if not entry.repr:
+                continue
             value = getattr(group, entry.name)
             found += (
                 _flat(value, f"{prefix}{entry.name}.")

@@ -179,7 +179,7 @@ class BrokerCore:
             self.tables.topics,
             self.tables.offsets,
             self.counters,
-            TransactionAsker(self.members, self._store_host),
+            TransactionAsker(self.members, self._store_host, self.dispatch.may_send),
         )
 
     def _make_handlers(

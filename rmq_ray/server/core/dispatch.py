@@ -19,7 +19,7 @@ from rmq_ray.errors import AppendUnknown, NotAuthorized, RmqError, StoreNotReady
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.access.decision import Action
 from rmq_ray.remoting.request_table import Asker, Handler, Row
-from rmq_ray.remoting.wire.codes import ResponseCode
+from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, Command
 from rmq_ray.server.base.counters import Counters
 from rmq_ray.server.base.identity import Identity
@@ -28,13 +28,21 @@ from rmq_ray.server.base.responses import Refused
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.replication.leadership_gate import LeadershipGate
 from rmq_ray.server.security import settings_told
-from rmq_ray.server.security.access_guard import AccessGuard
+from rmq_ray.server.security.access_guard import AccessGuard, AskedBy
 from rmq_ray.server.security.audit_log import AuditLog
 from rmq_ray.server.security.audited import Witness
 from rmq_ray.server.tables.broker_tables import BrokerTables
 
 # error classes with codes from here on have no meaning on the wire, except ours from 20001
 CLIENT_SIDE_CODES = 10_000
+_OF_RECORDS = frozenset(
+    {
+        RequestCode.VIEW_MESSAGE_BY_ID,
+        RequestCode.END_TRANSACTION,
+        RequestCode.CONSUMER_SEND_MSG_BACK,
+    }
+)
+"""Requests of foreign clients whose rights are looked at only when a record was read."""
 
 
 class Dispatch:
@@ -88,6 +96,8 @@ class Dispatch:
                 self._gate.check(row.fence)
             self._authorize(row, command, peer)
             admitted = True
+            if self._guard is not None and not peer.trusted and row.code in _OF_RECORDS:
+                peer = cast(Peer, AskedBy(peer))
             if row.master_only:
                 self._refuse_as_slave()
             answer = handler(command, peer if witness is None else cast(Peer, witness))
@@ -154,6 +164,10 @@ class Dispatch:
         """For handlers that learn the topic from a record. Raises ``NotAuthorized``."""
         if self._guard is not None:
             self._guard.check_topic(peer, action, topic)
+
+    def may_send(self, peer: Peer, topic: str) -> bool:
+        """Whether a client may send to a topic; nothing is noted."""
+        return self._guard is None or self._guard.may_send(peer, topic)
 
     @staticmethod
     def _not_supported(command: Command) -> Command | None:

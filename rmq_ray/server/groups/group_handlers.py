@@ -30,6 +30,7 @@ from rmq_ray.server.tables.group_table import GroupTable
 from rmq_ray.server.tables.topic_table import TopicTable
 
 log = logging.getLogger("rmq_ray.server")
+CLIENT_ID_CHARS_MAX = 1_024
 GROUPS_PER_HEARTBEAT_MAX = 1_024
 TOLD_CHARS_MAX = 2_000
 
@@ -64,6 +65,11 @@ class GroupHandlers:
                     f"more than {GROUPS_PER_HEARTBEAT_MAX} groups in one heartbeat; use several "
                     f"client instances"
                 ),
+            )
+        if len(beat.client_id) > CLIENT_ID_CHARS_MAX:
+            return command.answer(
+                ResponseCode.SYSTEM_ERROR,
+                remark=f"a client id has at most {CLIENT_ID_CHARS_MAX} characters",
             )
         client = Client(beat.client_id, self._clock.now_ms(), command.language, command.version)
         self._members.introduce(peer, beat.client_id)

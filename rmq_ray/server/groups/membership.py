@@ -43,8 +43,16 @@ class GroupMembership:
         before = peer.attributes.get(CLIENT_ID)
         if before is not None and before != client_id:
             self._disconnect(peer, before)
+            if self._channels.get(before) is peer:
+                del self._channels[before]
         peer.attributes[CLIENT_ID] = client_id
-        self._channels[client_id] = peer
+        held = self._channels.get(client_id)
+        if (
+            held is None
+            or held.closed
+            or (held.account, held.member) == (peer.account, peer.member)
+        ):
+            self._channels[client_id] = peer  # of others' accounts nobody takes the replies
         self._connections.setdefault(client_id, set()).add(peer)
         self.locks.returned(client_id)
         if group is not None:

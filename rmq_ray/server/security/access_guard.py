@@ -14,10 +14,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from typing import Any
 
 from rmq_ray.errors import NotAuthorized
 from rmq_ray.ports import Peer
-from rmq_ray.protocol.access.accounts import Account, ResourceKind
+from rmq_ray.protocol.access.accounts import Account, ResourceKind, Right
 from rmq_ray.protocol.access.decision import Action, check
 from rmq_ray.protocol.access.rules import AccessRules
 from rmq_ray.protocol.access.signature import ACCESS_KEY, SIGNATURE, matches
@@ -33,6 +34,25 @@ APACHES_WORDS = "org.apache.rocketmq.acl.common.AclException: "
 PASSED_MAX = 10_000
 _NOBODY_ASKED = "access white list"
 """In a connection's notes: its address needs no account."""
+
+
+class AskedBy:
+    """A connection as one signed request sees it: the next one on it may be another account's while
+    this one is still worked on.
+    """
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+        self.account = peer.account
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._peer, name)
+
+    def __eq__(self, other: object) -> bool:
+        return self._peer == other
+
+    def __hash__(self) -> int:
+        return hash(self._peer)
 
 
 class AccessGuard:
@@ -94,6 +114,13 @@ class AccessGuard:
             self._note(None, peer, account, found, error)
             raise
 
+    def may_send(self, peer: Peer, name: str) -> bool:
+        """Whether the client at the other end, as it was last heard, may send to a topic."""
+        if peer.member or peer.attributes.get(_NOBODY_ASKED):
+            return True
+        account = None if self._copy.rules is None else self._copy.rules.find(peer.account)
+        return account is not None and account.may(*topic(name), Right.PUB)
+
     def refusal(self, command: Command, peer: Peer, error: NotAuthorized) -> Command:
         """As the asker's kind of client knows it."""
         if peer.trusted:
@@ -129,6 +156,7 @@ class AccessGuard:
             peer.attributes[_NOBODY_ASKED] = True
             return None
         peer.attributes.pop(_NOBODY_ASKED, None)
+        peer.account = ""
         account = signer(rules, command, peer.host)
         peer.account = account.access_key
         return account

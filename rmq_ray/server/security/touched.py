@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 import msgpack
 
 from rmq_ray.errors import MalformedFrame
-from rmq_ray.model.topics import DLQ_PREFIX, RETRY_PREFIX, SYSTEM_TOPICS
+from rmq_ray.model.topics import DLQ_PREFIX, REPLY_SUFFIX, RETRY_PREFIX, SYSTEM_TOPICS
 from rmq_ray.protocol.access.accounts import EVERY, ResourceKind
 from rmq_ray.protocol.access.decision import Action
 from rmq_ray.remoting.request_table import REQUESTS, Party, Resource, Row
@@ -74,6 +74,18 @@ def _fields(topic_field: str = "", group_field: str = "", *optional: str) -> Rea
                 raise MalformedFrame(f"the field {name!r} is missing in request {command.code}")
             found.append((_GROUP, value) if is_group else topic(value))
         return found
+
+    return read
+
+
+def _reply(field: str) -> Reader:
+    """A reply goes to who asked, and is kept in the cluster's reply topic, which is free; in any
+    other topic it is a message as any.
+    """
+
+    def read(command: Command) -> Touched:
+        (found,) = _fields(field)(command)
+        return () if found[1].endswith(REPLY_SUFFIX) else (found,)
 
     return read
 
@@ -167,8 +179,8 @@ READERS: dict[Code, Reader] = {
     Code.SEND_BATCH_MESSAGE: _fields("b"),
     Code.SEND_RECORDS: _records,
     Code.SEND_HALVES: _halves,
-    Code.SEND_REPLY_MESSAGE: _nothing,
-    Code.SEND_REPLY_MESSAGE_V2: _nothing,
+    Code.SEND_REPLY_MESSAGE: _reply("topic"),
+    Code.SEND_REPLY_MESSAGE_V2: _reply("b"),
     Code.END_TRANSACTION: _nothing,
     Code.END_TRANSACTIONS: _nothing,
     Code.RECALL_MESSAGE: _fields("topic"),

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from rmq_ray.codec.record import offset_message_id
-from rmq_ray.errors import RemotingError, RmqError
+from rmq_ray.errors import RemotingError, RmqError, TopicNotFound
 from rmq_ray.model.message import decode_properties
+from rmq_ray.model.topics import REPLY_SUFFIX
 from rmq_ray.ports import Peer
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Command
@@ -69,6 +70,7 @@ class ReplyHandlers:
         self._host = host
         self._answer = answer
         self._store_replies = store_replies
+        self._own_topic = identity.cluster + REPLY_SUFFIX
         self._extras = {"MSG_REGION": identity.region, "TRACE_ON": "true"}
 
     def reply(self, command: Command, peer: Peer) -> Command | None:
@@ -81,6 +83,11 @@ class ReplyHandlers:
 
     def _take(self, command: Command, peer: Peer, header: SendHeader) -> Command | None:
         path = self._path
+        if header.topic.endswith(REPLY_SUFFIX) and header.topic != self._own_topic:
+            raise TopicNotFound(
+                f"replies of this cluster go to {self._own_topic}, not {header.topic:.127}",
+                header.topic,
+            )
         config = path.gate.admit(header.topic, header.default_topic, header.default_topic_queues)
         queue_id = path.gate.queue(config, header.queue_id)
         properties = decode_properties(header.properties or "")

@@ -316,19 +316,27 @@ class TransactionAsker:
     Implements ``transaction_service.CheckSender``.
     """
 
-    def __init__(self, members: GroupMembership, host: tuple[str, int]) -> None:
+    def __init__(
+        self,
+        members: GroupMembership,
+        host: tuple[str, int],
+        may_send: Callable[[Peer, str], bool] = lambda _peer, _topic: True,
+    ) -> None:
         self._members = members
         self._host = host
+        self._may_send = may_send
         self._number = 0
 
-    def find(self, group: str, but: Collection[Peer] = ()) -> Peer | None:
-        """Whom to ask about a half of the group; None while nobody who may have a checker is
-        connected.
+    def find(self, group: str, topic: str, but: Collection[Peer] = ()) -> Peer | None:
+        """Whom to ask about a half of the group; None while nobody who may have a checker, and may
+        send to its topic, is connected: whoever is asked gets the message.
         """
-        found = self._members.producers.next_connection(
-            group, lambda peer: not cast(Peer, peer).closed and peer not in but
-        )
-        return cast("Peer | None", found)
+
+        def can_be_asked(connection: object) -> bool:
+            peer = cast(Peer, connection)
+            return not peer.closed and peer not in but and self._may_send(peer, topic)
+
+        return cast("Peer | None", self._members.producers.next_connection(group, can_be_asked))
 
     def ask(self, peer: Peer, copy: Record, properties: dict[str, str]) -> None:
         """``copy``: the record that stands for the half now, whose offsets the answer must

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
@@ -51,6 +51,7 @@ from rmq_ray.protocol.transaction import (
     decode_op,
     judge,
     op_text,
+    real_target,
 )
 from rmq_ray.server.base.counters import Counters
 from rmq_ray.server.base.store_keeper import StoreKeeper
@@ -84,9 +85,9 @@ class HalfEnding(NamedTuple):
 class CheckSender(Protocol):
     """Who asks producers."""
 
-    def find(self, group: str, but: Collection[Peer] = ()) -> Peer | None:
-        """A connected member of the group that may have a checker and is none of ``but``, None
-        while there is none.
+    def find(self, group: str, topic: str, but: Collection[Peer] = ()) -> Peer | None:
+        """A connected member of the group that may have a checker, may send to the half's topic and
+        is none of ``but``, None while there is none.
         """
         ...
 
@@ -370,7 +371,7 @@ class Transactions:
         its queue: that is no check, it is not counted.
         """
         group = properties.get(PRODUCER_GROUP, "")
-        peer = self._asker.find(group)
+        peer = self._asker.find(group, _topic(half, properties))
         asked = copy_for_check(properties, offset, counted=peer is not None)
         copy = self._move(half, asked, offset)
         if peer is None:
@@ -406,7 +407,7 @@ class Transactions:
         unable.add(peer)
         properties = decode_properties(copy.properties)
         group = properties.get(PRODUCER_GROUP, "")
-        following = self._asker.find(group, unable)
+        following = self._asker.find(group, _topic(copy, properties), unable)
         self._tell(
             (group, peer),
             f"producer {peer.attributes.get(CLIENT_ID) or peer.host} of group {group} cannot say "
@@ -500,3 +501,9 @@ class Transactions:
         if store is None:
             raise self._keeper.refusal()
         return store
+
+
+def _topic(half: Record, properties: Mapping[str, str]) -> str:
+    """Where the half message will be."""
+    target = real_target(properties)
+    return half.topic if target is None else target[0]
