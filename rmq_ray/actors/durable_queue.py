@@ -104,8 +104,11 @@ class Queue:
         self._lock = threading.Lock()
         self._parts: _Parts | None = None
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (self.name, self.maxsize, self._pickle, self._discovery)
+    def __getstate__(self) -> tuple[Any, ...]:
+        return self.name, self.maxsize, self._pickle, self._discovery
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self._set(*state)
 
     def __enter__(self) -> Queue:
         return self
@@ -320,12 +323,6 @@ class Queue:
                 raise Full(f"{self!r} has {size} items, {count} more are over {self.maxsize}")
             threading.Event().wait(min(pause_s, left_s))
             pause_s = min(2 * pause_s, PAUSE_S[1])
-
-
-def _restored(name: str, maxsize: int, pickle: bool, discovery: Discovery) -> Queue:
-    made = Queue.__new__(Queue)
-    made._set(name, maxsize, pickle, discovery)
-    return made
 
 
 def _seconds(block: bool, timeout: float | None) -> float:
