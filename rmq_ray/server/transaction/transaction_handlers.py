@@ -40,7 +40,6 @@ from rmq_ray.protocol.transaction import (
     HalfFacts,
     half_facts,
     half_prefix,
-    real_target,
 )
 from rmq_ray.protocol.validators import check_group
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
@@ -62,7 +61,7 @@ from rmq_ray.server.send.records_handlers import RecordsHandlers
 from rmq_ray.server.send.send_handlers import COPIES_ADD_BYTES, PROPERTIES_BYTES_MAX
 from rmq_ray.server.send.send_path import SendPath
 from rmq_ray.server.tables.topic_table import is_internal
-from rmq_ray.server.transaction.transaction_service import HalfEnding, Transactions
+from rmq_ray.server.transaction.transaction_service import HalfEnding, Transactions, half_target
 from rmq_ray.store.frames.frame_check import PartsOf
 from rmq_ray.store.front.message_store import MessageStore
 
@@ -342,7 +341,7 @@ class TransactionAsker:
         """``copy``: the record that stands for the half now, whose offsets the answer must
         carry; ``properties``: its own.
         """
-        topic, queue_id = real_target(properties) or (copy.topic, copy.queue_id)
+        topic, queue_id = half_target(copy, properties)
         record = replace(copy, topic=topic, queue_id=queue_id)
         unique = properties.get(UNIQUE_KEY)
         header = CheckTransactionHeader(

@@ -371,7 +371,7 @@ class Transactions:
         its queue: that is no check, it is not counted.
         """
         group = properties.get(PRODUCER_GROUP, "")
-        peer = self._asker.find(group, _topic(half, properties))
+        peer = self._asker.find(group, half_target(half, properties)[0])
         asked = copy_for_check(properties, offset, counted=peer is not None)
         copy = self._move(half, asked, offset)
         if peer is None:
@@ -407,7 +407,7 @@ class Transactions:
         unable.add(peer)
         properties = decode_properties(copy.properties)
         group = properties.get(PRODUCER_GROUP, "")
-        following = self._asker.find(group, _topic(copy, properties), unable)
+        following = self._asker.find(group, half_target(copy, properties)[0], unable)
         self._tell(
             (group, peer),
             f"producer {peer.attributes.get(CLIENT_ID) or peer.host} of group {group} cannot say "
@@ -503,7 +503,6 @@ class Transactions:
         return store
 
 
-def _topic(half: Record, properties: Mapping[str, str]) -> str:
-    """Where the half message will be."""
-    target = real_target(properties)
-    return half.topic if target is None else target[0]
+def half_target(half: Record, properties: Mapping[str, str]) -> tuple[str, int]:
+    """Topic and queue where the half message will be."""
+    return real_target(properties) or (half.topic, half.queue_id)
