@@ -27,6 +27,7 @@ from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.groups.consume_stats import store_ms_at
 from rmq_ray.server.groups.membership import GroupMembership
+from rmq_ray.server.security.access_guard import refused_requests
 from rmq_ray.server.tables.broker_tables import BrokerTables
 from rmq_ray.store.front.message_store import MessageStore
 
@@ -270,10 +271,8 @@ def _from_status(status: Mapping[str, Any]) -> Iterable[Family]:
         if values:
             yield _family(name, kind, words, [({}, sum(values))])
     if "access" in status:
-        refused = status["access"]["refused_accounts"].items()
-        words = "Requests that the rights of an account, or none, did not allow."
-        rows = [({"account": account}, count) for account, count in refused]
-        yield _family("rmq_ray_refused_requests_total", "counter", words, rows)
+        refused = status["access"]["refused_accounts"]
+        yield refused_requests("rmq_ray_refused_requests_total", refused)
     replication = status["replication"]
     yield _gauge("rmq_ray_leads", "1 = may write and acknowledge now.", replication["leads"])
     yield _gauge("rmq_ray_master_epoch", "Of the master; 0 without.", replication["master_epoch"])

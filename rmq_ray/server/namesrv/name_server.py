@@ -22,7 +22,7 @@ from rmq_ray.config import ForeignClients, NameServerConfig
 from rmq_ray.errors import AdminError, NotAuthorized, RmqError
 from rmq_ray.files import FileSystem
 from rmq_ray.model.ids import Address
-from rmq_ray.model.metrics import Family, Sample
+from rmq_ray.model.metrics import Family, Sample, with_labels
 from rmq_ray.model.topics import DataVersion
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.access.rules import AccessRules
@@ -47,7 +47,7 @@ from rmq_ray.server.namesrv.kv_config import (
     WriteAtOnce,
 )
 from rmq_ray.server.security.access_copy import AccessCopy
-from rmq_ray.server.security.access_guard import AccessGuard
+from rmq_ray.server.security.access_guard import AccessGuard, refused_requests
 from rmq_ray.server.security.audit_log import AuditLog
 from rmq_ray.server.security.audited import Witness
 
@@ -189,18 +189,13 @@ class NameServer:
             ),
         ]
         families = [
-            Family(f"rmq_ray_name_server_{name}", kind, words, (Sample(labels, float(value)),))
+            Family(f"rmq_ray_name_server_{name}", kind, words, (Sample({}, float(value)),))
             for name, kind, words, value in rows
         ]
         if self._guard is not None:
-            words = "Requests that the rights of an account, or none, did not allow."
-            refused = tuple(
-                Sample({**labels, "account": account}, float(count))
-                for account, count in self._guard.refused.items()
-            )
             name = "rmq_ray_name_server_refused_requests_total"
-            families.append(Family(name, "counter", words, refused))
-        return families
+            families.append(refused_requests(name, self._guard.refused))
+        return with_labels(families, labels)
 
     def status(self) -> dict[str, object]:
         """For ``status`` and tests."""

@@ -13,10 +13,11 @@ but members is served; a request that is refused changes nothing, and is counted
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rmq_ray.errors import NotAuthorized
+from rmq_ray.model.metrics import Family, Sample
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.access.accounts import Account, ResourceKind, Right
 from rmq_ray.protocol.access.decision import Action, check
@@ -202,6 +203,16 @@ class AccessGuard:
         if self._audit is not None:
             resources = [(kind.value, name) for kind, name in found]
             self._audit.refused(self._party, peer, row, resources, error.message)
+
+
+def refused_requests(name: str, accounts: Mapping[str, int]) -> Family:
+    """What a server refused, by account, as a metric."""
+    return Family(
+        name,
+        "counter",
+        "Requests that the rights of an account, or none, did not allow.",
+        tuple(Sample({"account": account}, float(count)) for account, count in accounts.items()),
+    )
 
 
 def signer(rules: AccessRules, command: Command, host: str) -> Account:
