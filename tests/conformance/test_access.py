@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,12 +22,12 @@ from rmq_ray.model.ids import Address
 from rmq_ray.ports import ClusterAddress
 from rmq_ray.protocol.access.accounts import Account, Right
 from rmq_ray.protocol.access.rules import AccessRules
-from rmq_ray.protocol.access.signature import ACCESS_KEY, SIGNATURE, sign
 from rmq_ray.remoting.connection import Connection
 from rmq_ray.remoting.request_table import REQUESTS, Party
 from rmq_ray.remoting.wire.codes import RequestCode as Code
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.server.security.access_guard import APACHES_WORDS
+from tests.support.asked_requests import signed
 from tests.support.brokers.live_cluster import CLUSTER, LiveCluster
 from tests.support.waiting import eventually
 
@@ -89,10 +90,9 @@ def sending(key: str, secret: str = SECRET, **changed: str) -> Command:
         "reconsumeTimes": "0",
         "unitMode": "false",
         "batch": "false",
-        ACCESS_KEY: key,
     }
-    fields[SIGNATURE] = sign(fields, b"body", secret)
-    return Command(Code.SEND_MESSAGE, fields={**fields, **changed}, body=b"body")
+    made = signed(Command(Code.SEND_MESSAGE, fields=fields, body=b"body"), key, secret)
+    return replace(made, fields={**(made.fields or {}), **changed})
 
 
 def test_nobody_is_served_by_no_code_of_brokers_and_name_servers(
@@ -225,12 +225,8 @@ def test_an_account_cannot_fill_a_broker_with_topics_and_groups(tmp_path: Path) 
                     send("four", b"x")
             with pytest.raises(NotAuthorized, match="topic four is one too many"):
                 shop.send("four", b"x")
-            fields = {**(sending("wide-shop").fields or {}), "topic": "five"}
-            del fields[SIGNATURE]
-            fields[SIGNATURE] = sign(fields, b"body", SECRET)
-            answer = stranger.request(
-                Command(Code.SEND_MESSAGE, fields=fields, body=b"body"), WAIT_MS
-            )
+            five = sending("", topic="five")
+            answer = stranger.request(signed(five, "wide-shop", SECRET), WAIT_MS)
             assert answer.code == 1 and "topic five is one too many" in str(answer.remark)
             assert shop.send("two", b"x")
             core = cluster.brokers[0]._core

@@ -20,7 +20,6 @@ from rmq_ray.model.topics import REPLY_SUFFIX
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.access.accounts import Account, Right
 from rmq_ray.protocol.access.rules import AccessRules
-from rmq_ray.protocol.access.signature import ACCESS_KEY, SIGNATURE, sign
 from rmq_ray.protocol.consumer_group import Client
 from rmq_ray.remoting.connection import Connection
 from rmq_ray.remoting.wire.codes import RequestCode as Code
@@ -28,6 +27,7 @@ from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.server.admin.admin_handlers import _flat
 from rmq_ray.server.groups.membership import GroupMembership
 from rmq_ray.server.transaction.transaction_handlers import TransactionAsker
+from tests.support.asked_requests import signed
 from tests.support.brokers.live_cluster import CLUSTER, LiveCluster
 
 SECRET = "the secret of all"
@@ -65,10 +65,8 @@ def connection(cluster: LiveCluster) -> Iterator[Connection]:
     made.close()
 
 
-def signed(code: Code, account: str, fields: dict[str, str], body: bytes = b"") -> Command:
-    fields = {**fields, ACCESS_KEY: account}
-    fields[SIGNATURE] = sign(fields, body, SECRET)
-    return Command(code, fields=fields, body=body)
+def of(account: str, code: Code, fields: dict[str, str], body: bytes = b"") -> Command:
+    return signed(Command(code, fields=fields, body=body), account, SECRET)
 
 
 def reply(account: str, topic: str) -> Command:
@@ -84,7 +82,7 @@ def reply(account: str, topic: str) -> Command:
         "properties": "REPLY_TO_CLIENT\1nobody",
         "reconsumeTimes": "0",
     }
-    return signed(Code.SEND_REPLY_MESSAGE, account, fields, b"a reply")
+    return of(account, Code.SEND_REPLY_MESSAGE, fields, b"a reply")
 
 
 def test_a_reply_is_no_way_into_topics(cluster: LiveCluster, connection: Connection) -> None:
@@ -104,10 +102,8 @@ def test_a_request_is_judged_as_who_signed_it_whatever_follows_on_its_connection
     view = {"offset": "0"}
     came: queue.SimpleQueue[Any] = queue.SimpleQueue()
     for _ in range(20):
-        connection.request_async(
-            signed(Code.VIEW_MESSAGE_BY_ID, "eve-shop", view), WAIT_MS, came.put
-        )
-        chief = connection.request(signed(Code.VIEW_MESSAGE_BY_ID, "operator", view), WAIT_MS)
+        connection.request_async(of("eve-shop", Code.VIEW_MESSAGE_BY_ID, view), WAIT_MS, came.put)
+        chief = connection.request(of("operator", Code.VIEW_MESSAGE_BY_ID, view), WAIT_MS)
         assert chief.code == 0 and b"secret" in chief.body_bytes()
         answer = came.get(timeout=WAIT_S)
         assert answer.code != 0 and b"secret" not in answer.body_bytes()
@@ -180,5 +176,5 @@ def test_settings_that_are_told_have_no_secret() -> None:
 def test_a_client_id_has_an_end(connection: Connection) -> None:
     body = b'{"clientID":"%s","producerDataSet":[],"consumerDataSet":[]}'
     for length, code in ((1_024, 0), (1_025, 1)):
-        beat = signed(Code.HEART_BEAT, "web-shop", {}, body % (b"x" * length))
+        beat = of("web-shop", Code.HEART_BEAT, {}, body % (b"x" * length))
         assert connection.request(beat, WAIT_MS).code == code
