@@ -5,7 +5,6 @@ accounts.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from rmq_ray.client.pull.pull_consumer import PullConsumer
 from rmq_ray.protocol.access.accounts import Account, Right
 from rmq_ray.protocol.access.rules import AccessRules
 from tests.support.brokers.live_cluster import LiveCluster
+from tests.support.tools import obtained
 from tools import interop
 
 SECRET = "the secret of all"
@@ -33,12 +33,7 @@ CHECK_TIMEOUT_S = 120
 
 @pytest.fixture(scope="module")
 def program() -> Path:
-    try:
-        return interop.build_go()
-    except interop.ToolMissing as missing:
-        if os.environ.get("RMQ_RAY_INTEROP_REQUIRED"):
-            raise
-        pytest.skip(str(missing))
+    return obtained(interop.build_go)
 
 
 @pytest.fixture(scope="module")

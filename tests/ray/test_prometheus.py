@@ -5,7 +5,6 @@ exporter.
 from __future__ import annotations
 
 import json
-import os
 import re
 import socket
 import subprocess
@@ -19,9 +18,9 @@ from typing import Any
 import pytest
 
 import rmq_ray as rmq
+from tests.support.tools import obtained
 from tests.support.waiting import eventually
 from tools import prometheus
-from tools.interop import ToolMissing
 
 ROOT = Path(__file__).resolve().parents[2]
 MONITORING = ROOT / "deploy" / "monitoring"
@@ -34,12 +33,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 
 @pytest.fixture(scope="module")
 def programs() -> Path:
-    try:
-        return prometheus.programs()
-    except ToolMissing as missing:
-        if os.environ.get("RMQ_RAY_INTEROP_REQUIRED"):
-            raise
-        pytest.skip(str(missing))
+    return obtained(prometheus.programs)
 
 
 @pytest.fixture
