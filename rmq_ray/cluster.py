@@ -274,7 +274,8 @@ class Cluster:
             self.admin.close()
             del self.__dict__["admin"]
         gateway.call(self._controller(), "stop", timeout_s=START_TIMEOUT_S)
-        for actor in (names.exporter(self.name), names.controller(self.name)):
+        for named in (names.exporter, names.console, names.controller):
+            actor = named(self.name)
             gateway.kill(actor, for_good=True)
         self._stopped = True
 

@@ -62,6 +62,11 @@ def exporter(cluster: str) -> str:
     return f"{check_cluster_name(cluster)}/exporter"
 
 
+def console(cluster: str) -> str:
+    """What serves the cluster's web pages."""
+    return f"{check_cluster_name(cluster)}/console"
+
+
 def replica_key(broker_name: str, replica: int) -> str:
     """How resources and known stores are named; without slaves it is the broker's name.
 

@@ -1,5 +1,6 @@
 """``acl user add | update | delete | list``, ``acl list | grant | revoke | white | test | import |
-export``: who may do what, in a cluster with ``foreign = "acl"``.
+export``: who may do what, in a cluster with ``foreign = "acl"``. ``audit``: what was refused and
+what was changed, by whom.
 
 Invariants: a secret is never an argument (others on the host could read it): it comes from a
 prompt, a file, or is generated and shown this once.
@@ -21,6 +22,7 @@ from rmq_ray.topology.yaml_text import read_yaml, write_yaml
 
 F = TypeVar("F", bound=Callable[..., Any])
 RIGHTS = click.Choice(["PUB", "SUB", "PUB|SUB", "DENY"])
+AUDIT_COLUMNS = ["time", "event", "party", "who", "request", "resources", "repeats", "told"]
 USER_COLUMNS = ["access_key", "admin", "default_topic", "default_group", "topics", "groups"]
 RIGHT_COLUMNS = ["access_key", "kind", "name", "right"]
 DEFAULT, EVERYTHING = "(any other)", "(everything)"
@@ -285,6 +287,44 @@ def _entry(text: str) -> tuple[str, str]:
     return name, right
 
 
+@click.command(short_help="What was refused and what was changed, by whom.")
+@click.option("--lines", default=50, show_default=True, type=click.IntRange(1, 10_000))
+@click.option("--since", default="", help="A time (UTC), or its beginning: 2026-11-22T10:00.")
+@click.option("--who", default="", help="A part of an account's name or of an address.")
+@click.option("--request", default="", help="A part of a request's name, or its code.")
+@click.option("--refused", is_flag=True, help="Only refusals.")
+@pass_options
+@told
+def audit(  # noqa: PLR0913 - one a filter
+    options: Options, lines: int, since: str, who: str, request: str, refused: bool
+) -> None:
+    """The newest lines of the audit logs of all brokers and name servers, oldest first. `told`: of
+    a change what is new, and what was; of a refusal or failure why. JSON has the lines as they are.
+    """
+    found = options.connect().audit(
+        lines=lines, since=since, who=who, refused=refused, request=request
+    )
+    if options.style == "json":
+        output.rows(found, sorted({name for line in found for name in line}), options.style)
+        return
+    if not found:
+        click.echo("nothing was refused or changed yet")
+        return
+    output.rows(
+        [
+            {
+                **line,
+                "who": line.get("account") or line.get("address"),
+                "resources": " ".join(line.get("resources", ())),
+                "told": line.get("reason") or _pairs(line.get("old"), line.get("new")),
+            }
+            for line in found
+        ],
+        AUDIT_COLUMNS,
+        options.style,
+    )
+
+
 def _secret(file: Path | None, ask: bool) -> str | None:
     """None = none was given."""
     if file is not None and ask:
@@ -313,3 +353,14 @@ def _tell(options: Options, did: str, what: str, made: Mapping[str, Any]) -> Non
     output.record(found, options.style)
     for member, why in made["untold"].items():
         click.echo(f"{member} does not know it yet, and is told when it answers: {why}", err=True)
+
+
+def _pairs(old: object, new: object) -> str:
+    """What is new, with what it was; of a change only what differs."""
+    before = old if isinstance(old, dict) else {}
+    after = new if isinstance(new, dict) else {}
+    return " ".join(
+        f"{name}={value}" + (f" (was {before[name]})" if name in before else "")
+        for name, value in after.items()
+        if value != before.get(name)
+    )

@@ -1,7 +1,7 @@
 """``rmq-ray``: noun and verb, ``rmq-ray topic create orders --queues 4``. Exit code 0 fine, 1
 failed, 2 wrong usage, 130 ended by Ctrl-C (but for ``consume`` and ``run``: that is how they end).
 
-``console`` runs such commands one after the other in one process that has joined the cluster
+``shell`` runs such commands one after the other in one process that has joined the cluster
 already; each answers at once. From a pipe the lines are a script: its exit code is 1 when one of
 them failed.
 """
@@ -42,10 +42,11 @@ COMMANDS = {
     "workers": "deploying",
     "broker": "brokers",
     "acl": "access",
-    "audit": "audit",
+    "audit": "access",
     "metrics": "cluster",
     "tls": "tls",
-    "console": "main",
+    "shell": "main",
+    "console": "console",
     "store": "stores",
     "bench": "bench",
 }
@@ -207,7 +208,7 @@ def main(  # noqa: PLR0913 - the options before the noun
 @click.pass_context
 @pass_options
 @told
-def console(options: Options, ctx: click.Context) -> None:
+def shell(options: Options, ctx: click.Context) -> None:
     """Read commands from standard input, as they stand behind `rmq-ray`: `topic list`, `group lag
     billing`. `exit` or Ctrl-D ends.
     """

@@ -305,6 +305,14 @@ ADMINISTRATION = (
         fence=FREE,
         any_state=True,
     ),
+    shows(
+        Code.BROKER_OVERVIEW,
+        "OverviewHandlers.overview",
+        body="msgpack",
+        asked_by=OURS | Asker.OPERATOR,
+        fence=FREE,
+        any_state=True,
+    ),
     changes(Code.DRAIN_BROKER, "Drain.ordered", CLUSTER, body="msgpack", asked_by=Asker.OPERATOR),
     changes(Code.DELETE_EXPIRED_COMMITLOG, "Upkeep.delete_expired", CLUSTER),
     changes(

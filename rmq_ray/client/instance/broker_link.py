@@ -193,6 +193,10 @@ class BrokerLink:
             else ConnectFailed("no name server address is known; start the client first")
         )
 
+    def invoke_name_server(self, address: Address, command: Command, timeout_ms: float) -> Command:
+        """Ask this one name server. Raises ``RemotingError``."""
+        return self._need(self._name_servers).request(address, command, timeout_ms)
+
     def every_name_server_invoke(self, command: Command, timeout_ms: float) -> list[Command]:
         """Ask each name server (they exchange nothing with one another). Raises the first
         ``RemotingError``.

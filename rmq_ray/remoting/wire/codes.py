@@ -142,6 +142,10 @@ class RequestCode(IntEnum):
     """Ours: msgpack [true or false]: take no more messages, or take them again; see
     ``server.core.drain``.
     """
+    BROKER_OVERVIEW = 20027
+    """Ours: groups with their lag, topics, clients and status of a broker in one answer; see
+    ``remoting.wire.overview``.
+    """
     POP_RECORDS = 20030
     """Ours: take messages of any queue for a time; see ``remoting.wire.pops``."""
     SETTLE_POPPED = 20031

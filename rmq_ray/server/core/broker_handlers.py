@@ -15,6 +15,7 @@ from rmq_ray.files import FileSystem
 from rmq_ray.remoting.request_table import Handler, Party, Row, bind
 from rmq_ray.server.admin.access_handlers import AccessHandlers
 from rmq_ray.server.admin.admin_handlers import AdminHandlers
+from rmq_ray.server.admin.overview import OverviewHandlers
 from rmq_ray.server.admin.query_handlers import QueryHandlers
 from rmq_ray.server.admin.topic_handlers import TopicHandlers
 from rmq_ray.server.base.counters import Counters, PutRate
@@ -144,6 +145,16 @@ def make_handlers(parts: HandlerParts, make_hold: Callable[[OnWake], Hold]) -> H
         groups,
         locks,
         *_administering(parts),
+        OverviewHandlers(
+            parts.keeper,
+            tables,
+            parts.members,
+            parts.counters,
+            parts.clock,
+            parts.status,
+            lambda: pops.ledger.table.queues,
+            dispatch.answer_from,
+        ),
         parts.drain,
         parts.upkeep,
         parts.replication,

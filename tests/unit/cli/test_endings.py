@@ -46,7 +46,7 @@ def error_of(done: Result) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     "command",
-    [("status",), ("topic", "list"), ("produce", "t", "x"), ("console",), ("dlq", "list")],
+    [("status",), ("topic", "list"), ("produce", "t", "x"), ("shell",), ("dlq", "list")],
 )
 def test_ctrl_c_ends_any_command_with_130_and_without_a_traceback(
     command: tuple[str, ...], meets: Any
@@ -107,7 +107,7 @@ def test_ctrl_c_at_a_question_is_ctrl_c_and_a_no_is_not(
 def test_ctrl_c_ends_a_script_of_the_console(meets: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     meets(KeyboardInterrupt())
     monkeypatch.setattr(context.Options, "connect", lambda self: None)
-    done = run("console", text="topic list\ntopic nonsense\n")
+    done = run("shell", text="topic list\ntopic nonsense\n")
     assert done.exit_code == 130 and "nonsense" not in done.stderr
 
 

@@ -1,4 +1,4 @@
-"""``console`` runs commands one after the other, and ``client`` shows each consumer once; the
+"""``shell`` runs commands one after the other, and ``client`` shows each consumer once; the
 cluster is a fragment that is told what to say.
 """
 
@@ -64,11 +64,11 @@ def run(*arguments: str, text: str | None = None) -> Result:
     return CliRunner().invoke(main, list(arguments), input=text)
 
 
-def test_a_console_runs_line_after_line_with_its_own_options(cluster: Fragment) -> None:
+def test_a_shell_runs_line_after_line_with_its_own_options(cluster: Fragment) -> None:
     done = run(
         "--format",
         "json",
-        "console",
+        "shell",
         text=(
             "topic list\n\n# a comment\ntopic list --system --format table\nexit\ntopic nonsense\n"
         ),
@@ -81,7 +81,7 @@ def test_a_console_runs_line_after_line_with_its_own_options(cluster: Fragment) 
 
 
 def test_a_script_with_a_command_that_fails_goes_on_and_ends_with_1(cluster: Fragment) -> None:
-    done = run("console", text="topic nonsense\ntopic 'list\ntopic list\n")
+    done = run("shell", text="topic nonsense\ntopic 'list\ntopic list\n")
     assert (
         done.exit_code == 1
         and "No such command 'nonsense'" in done.stderr
@@ -89,8 +89,7 @@ def test_a_script_with_a_command_that_fails_goes_on_and_ends_with_1(cluster: Fra
     )
     assert done.stdout.endswith("orders\n")
     assert (
-        run("console", text="topic 'list\n").exit_code == 1
-        and run("console", text="\n").exit_code == 0
+        run("shell", text="topic 'list\n").exit_code == 1 and run("shell", text="\n").exit_code == 0
     )
 
 

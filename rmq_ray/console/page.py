@@ -1,0 +1,206 @@
+"""What a page is: a path, and a function that answers one visit.
+
+    def topics(visit: Visit) -> Response:
+        answers = visit.source.overview(["topics"])
+        return visit.page("topics.html", answers, rows=...)
+
+    PAGES = (Show("/topics", topics, nav="Topics"), Live("/live/topics", rows), Change(...))
+
+``Show`` and ``Live`` only read. ``Change`` is a POST that changes something: it runs only where the
+console may write, with the session's CSRF token. Functions are plain and may block: each runs in a
+thread of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from jinja2 import Environment
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import FormData
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from rmq_ray.console.security import Session, Sessions, check_change
+from rmq_ray.console.settings import ConsoleSettings
+from rmq_ray.console.source import Answers, Source
+
+FORM_FIELDS_MAX = 2_000
+LIVE_MAX = 100
+"""Live tables that are open at once, in all browsers."""
+EVENTS_MAX = 1_200
+"""Of one live table; then the browser connects again."""
+
+
+class Console:
+    """What all pages of one console share. ``nav``: (path, words) of the pages in its menu."""
+
+    def __init__(
+        self,
+        settings: ConsoleSettings,
+        sessions: Sessions,
+        templates: Environment,
+        nav: tuple[tuple[str, str], ...],
+        rates: Any = None,
+    ) -> None:
+        self.settings = settings
+        self.sessions = sessions
+        self.templates = templates
+        self.nav = nav
+        self.rates = rates
+        self.live = 0
+
+
+class Visit:
+    """One request of a person who has signed in."""
+
+    def __init__(self, console: Console, request: Request, form: FormData | None = None) -> None:
+        self.console = console
+        self.request = request
+        self.form = form if form is not None else FormData()
+        session: Session | None = request.state.session
+        assert session is not None, "the guard lets nobody in without a session"
+        self.session = session
+
+    @property
+    def source(self) -> Source:
+        """Asks as whoever signed in."""
+        return self.session.source
+
+    def part(self, name: str) -> str:
+        """Of the path: ``/groups/{group}``."""
+        return str(self.request.path_params[name])
+
+    def query(self, name: str, default: str = "") -> str:
+        """Of the address behind ``?``."""
+        return self.request.query_params.get(name, default)
+
+    def field(self, name: str, default: str = "") -> str:
+        """A text of the form."""
+        found = self.form.get(name, default)
+        return found if isinstance(found, str) else default
+
+    def fields(self, name: str) -> list[str]:
+        """All texts of that name in the form: boxes that are ticked."""
+        return [found for found in self.form.getlist(name) if isinstance(found, str)]
+
+    def page(
+        self, template: str, answers: Answers | None = None, status: int = 200, **data: Any
+    ) -> Response:
+        """A whole page. ``answers``: what it says of missing brokers."""
+        return HTMLResponse(self.fragment(template, answers, **data), status)
+
+    def fragment(self, template: str, answers: Answers | None = None, **data: Any) -> str:
+        """The text of a template."""
+        settings = self.console.settings
+        found = self.console.templates.get_template(template)
+        return found.render(
+            nav=self.console.nav,
+            path=self.request.url.path,
+            request_query=self.request.url.query,
+            cluster=settings.cluster,
+            may_write=settings.allow_write,
+            who=self.session.who,
+            csrf=self.session.csrf,
+            missing=dict(answers.missing) if answers is not None else {},
+            live_ms=settings.live_ms,
+            **data,
+        )
+
+    def download(self, name: str, text: str | bytes, kind: str) -> Response:
+        """A file to save."""
+        safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in name)
+        return Response(
+            text, 200, {"Content-Disposition": f'attachment; filename="{safe}"'}, media_type=kind
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Show:
+    """A page that is read. ``nav``: its words in the menu, "" = it is not there."""
+
+    path: str
+    view: Callable[[Visit], Response]
+    nav: str = ""
+
+    def route(self, console: Console) -> Route:
+        """For Starlette."""
+
+        def show(request: Request) -> Response:
+            return self.view(Visit(console, request))
+
+        return Route(self.path, show, methods=["GET"])
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """A stream of server-sent events: ``view`` is called every ``live_ms``, and what it returns is
+    the data of an event ``rows``.
+    """
+
+    path: str
+    view: Callable[[Visit], str]
+
+    def route(self, console: Console) -> Route:
+        """For Starlette."""
+
+        async def stream(request: Request) -> Response:
+            if console.live >= LIVE_MAX:
+                return PlainTextResponse("too many live tables are open", 503)
+            return StreamingResponse(self._events(console, request), media_type="text/event-stream")
+
+        return Route(self.path, stream, methods=["GET"])
+
+    async def _events(self, console: Console, request: Request) -> AsyncIterator[str]:
+        visit = Visit(console, request)
+        console.live += 1
+        try:
+            for _ in range(EVENTS_MAX):
+                if console.sessions.find(visit.session.id) is None:
+                    return
+                yield event(await run_in_threadpool(self.view, visit))
+                await asyncio.sleep(console.settings.live_ms / 1000)
+        finally:
+            console.live -= 1
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A form's POST that changes something. Nothing else may."""
+
+    path: str
+    view: Callable[[Visit], Response]
+
+    def route(self, console: Console) -> Route:
+        """For Starlette."""
+
+        async def change(request: Request) -> Response:
+            visit = Visit(console, request)
+            async with request.form(max_fields=FORM_FIELDS_MAX, max_files=0) as form:
+                sent = request.headers.get("x-csrf-token") or str(form.get("csrf", ""))
+                check_change(request, visit.session, sent, console.settings)
+                visit.form = form
+                return await run_in_threadpool(self.view, visit)
+
+        return Route(self.path, change, methods=["POST"])
+
+
+Page = Show | Live | Change
+
+
+def event(text: str, name: str = "rows") -> str:
+    r"""
+    >>> event("<p>\n</p>")
+    'event: rows\ndata: <p>\ndata: </p>\n\n'
+    """
+    data = "".join(f"data: {line}\n" for line in text.splitlines() or [""])
+    return f"event: {name}\n{data}\n"
+
+
+def nav_of(pages: tuple[Page, ...]) -> tuple[tuple[str, str], ...]:
+    """(path, words), in their order."""
+    return tuple((page.path, page.nav) for page in pages if isinstance(page, Show) and page.nav)

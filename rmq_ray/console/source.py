@@ -1,0 +1,236 @@
+"""How a page asks: every broker once, all at the same time, one deadline for the page.
+
+    name server ─> who is there      (remembered: a page does not wait for a name server that hangs)
+    each master ─> BROKER_OVERVIEW   all in parallel, until the deadline
+    the answers that came, and the names of those that did not answer
+
+Decides how long is waited and what counts as missing. Does not decide what is shown. Invariants: no
+page waits longer than ``deadline_ms``; what did not answer is named and is never a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any, Protocol
+
+from rmq_ray.actors.access_keys import AccountProof
+from rmq_ray.client.admin.admin import Admin
+from rmq_ray.client.admin.admin_link import accepted, body_of
+from rmq_ray.client.instance.client_instance import ClientInstance
+from rmq_ray.clock import SYSTEM_CLOCK, Clock
+from rmq_ray.errors import ClusterError, RmqError
+from rmq_ray.model.ids import MASTER_ID, Address
+from rmq_ray.model.topics import BrokerData
+from rmq_ray.ports import ClusterAddress, Discovery
+from rmq_ray.remoting.wire.bodies import decode_cluster_info
+from rmq_ray.remoting.wire.codes import RequestCode
+from rmq_ray.remoting.wire.frame import Command
+from rmq_ray.remoting.wire.overview import ask_overview, read_overview
+
+THREADS = 64
+BROKERS_SHARE = 0.85
+"""Of a page's deadline: what it asks beside the brokers is waited for until the end of it."""
+SILENT = "it did not answer in time"
+
+
+class ClusterProbe(Protocol):
+    """What only a process in the cluster's Ray cluster can tell."""
+
+    def controller(self) -> Mapping[str, Any]:
+        """``state``, and ``members``: name -> what the controller knows of each."""
+        ...
+
+    def audit(self, lines: int, **wanted: Any) -> list[dict[str, Any]]:
+        """See ``Cluster.audit``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """Of one page. ``found``: broker -> its overview; ``missing``: who did not answer -> why."""
+
+    found: Mapping[str, Mapping[str, Any]]
+    missing: Mapping[str, str] = field(default_factory=dict)
+    brokers: tuple[BrokerData, ...] = ()
+
+    @property
+    def partial(self) -> bool:
+        """Whether something is missing."""
+        return bool(self.missing)
+
+
+class _AsAccount:
+    """A discovery that reaches the same cluster as an account."""
+
+    def __init__(self, discovery: Discovery, account: AccountProof) -> None:
+        self._discovery = discovery
+        self._account = account
+        self.access_key = account.access_key
+
+    def lookup(self) -> ClusterAddress:
+        """See ``ports.Discovery``."""
+        return self._account.at(self._discovery.lookup())
+
+
+class Source:
+    """Asks as one account, or as the process itself. Blocks; from any thread."""
+
+    def __init__(
+        self,
+        discovery: Discovery,
+        *,
+        deadline_ms: int = 2_000,
+        clock: Clock = SYSTEM_CLOCK,
+        probe: ClusterProbe | None = None,
+    ) -> None:
+        self.discovery = discovery
+        self.probe = probe
+        self.deadline_ms = deadline_ms
+        self.clock = clock
+        self.admin = Admin(discovery, timeout_ms=deadline_ms)
+        """For what is about one thing: a message, a change."""
+        self._starting = Lock()
+        self._client: ClientInstance | None = None
+        self._brokers: tuple[BrokerData, ...] = ()
+        self._pages = ThreadPoolExecutor(THREADS, "rmq-console-page")
+        self._wires = ThreadPoolExecutor(THREADS, "rmq-console-wire")
+
+    @property
+    def _share_ms(self) -> float:
+        return self.deadline_ms * BROKERS_SHARE
+
+    def as_account(self, account: AccountProof) -> Source:
+        """The same cluster, asked as this account."""
+        return Source(
+            _AsAccount(self.discovery, account),
+            deadline_ms=self.deadline_ms,
+            clock=self.clock,
+            probe=self.probe,
+        )
+
+    def refusal(self) -> str:
+        """Why a name server does not let this account in; "" = it does."""
+        try:
+            self._brokers = self._ask_name_server(self.clock.monotonic_ms() + 2 * self.deadline_ms)
+        except RmqError as error:
+            return str(error.message)
+        return ""
+
+    def close(self) -> None:
+        """End connections and threads."""
+        for threads in (self._pages, self._wires):
+            threads.shutdown(wait=False, cancel_futures=True)
+        self.admin.close()
+        if self._client is not None:
+            self._client.release()
+            self._client = None
+
+    def overview(self, parts: Iterable[str] = (), *, group: str = "", topic: str = "") -> Answers:
+        """What every broker tells of these parts (``remoting.wire.overview``)."""
+        return self.ask(ask_overview(parts, group=group, topic=topic), read_overview)
+
+    def ask(self, command: Command, read: Callable[[Any], Any]) -> Answers:
+        """The same request to every master; ``read`` makes its answer of a body."""
+        until_ms = self.clock.monotonic_ms() + self._share_ms
+        missing: dict[str, str] = {}
+        try:
+            self._brokers = self._ask_name_server(until_ms)
+        except RmqError as error:
+            if not self._brokers:
+                raise
+            missing["name server"] = str(error.message)
+        brokers = self._brokers
+        asked: dict[str, Callable[[], Any]] = {}
+        for broker in brokers:
+            if MASTER_ID in broker.addresses:
+                address = Address.parse(broker.addresses[MASTER_ID])
+                asked[broker.broker_name] = self._question(address, command, read, until_ms)
+            else:
+                missing[broker.broker_name] = "it has no master now"
+        found, silent = self._gather(self._wires, asked, until_ms)
+        return Answers(found, missing | silent, brokers)
+
+    def name_servers(self) -> dict[str, str]:
+        """Address of each name server -> "" where it answers, else why it does not."""
+        link = self._instance().link
+        command = Command(RequestCode.GET_BROKER_CLUSTER_INFO)
+
+        def ask(address: Address) -> Callable[[], Any]:
+            return lambda: link.invoke_name_server(address, _again(command), self._share_ms)
+
+        asked = {str(address): ask(address) for address in link.name_server_addresses}
+        _, missing = self._gather(self._wires, asked, self.clock.monotonic_ms() + self._share_ms)
+        return {address: missing.get(address, "") for address in asked}
+
+    def together(self, **questions: Callable[[], Any]) -> tuple[dict[str, Any], dict[str, str]]:
+        """Several questions at the same time, within one deadline: what answered, and why the rest
+        did not.
+        """
+        until_ms = self.clock.monotonic_ms() + self.deadline_ms
+        return self._gather(self._pages, questions, until_ms)
+
+    def _question(
+        self, address: Address, command: Command, read: Callable[[Any], Any], until_ms: float
+    ) -> Callable[[], Any]:
+        def ask() -> Any:
+            left_ms = max(1.0, until_ms - self.clock.monotonic_ms())
+            answer = self._instance().invoke(address, _again(command), left_ms)
+            return read(body_of(accepted(answer, "it refused")))
+
+        return ask
+
+    def _gather(
+        self,
+        threads: ThreadPoolExecutor,
+        questions: Mapping[str, Callable[[], Any]],
+        until_ms: float,
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        asked: dict[str, Future[Any]] = {
+            name: threads.submit(question) for name, question in questions.items()
+        }
+        left_ms = max(0.0, until_ms - self.clock.monotonic_ms())
+        answered = wait(asked.values(), left_ms / 1000).done
+        found: dict[str, Any] = {}
+        missing: dict[str, str] = {}
+        for name, future in asked.items():
+            if future not in answered:
+                future.cancel()
+                missing[name] = SILENT
+                continue
+            try:
+                found[name] = future.result(0)
+            except RmqError as error:
+                missing[name] = str(error.message)
+        return found, missing
+
+    def _ask_name_server(self, until_ms: float) -> tuple[BrokerData, ...]:
+        """Half of the time is enough for it: brokers need the rest."""
+        half_ms = (until_ms - self.clock.monotonic_ms()) / 2
+        command = Command(RequestCode.GET_BROKER_CLUSTER_INFO)
+
+        def ask() -> tuple[BrokerData, ...]:
+            answer = self._instance().name_server_invoke(command, half_ms)
+            body = body_of(accepted(answer, "the name server refused"))
+            return tuple(decode_cluster_info(body))
+
+        found, silent = self._gather(self._wires, {"it": ask}, until_ms - half_ms)
+        if silent:
+            raise ClusterError(f"no name server told who is there: {silent['it']}")
+        brokers: tuple[BrokerData, ...] = found["it"]
+        return brokers
+
+    def _instance(self) -> ClientInstance:
+        with self._starting:
+            if self._client is None:
+                made = ClientInstance.get_or_create(self.discovery, clock=self.clock)
+                made.start()
+                self._client = made
+            return self._client
+
+
+def _again(command: Command) -> Command:
+    """The same request: each connection numbers its own."""
+    return Command(command.code, fields=command.fields, body=command.body)

@@ -1,0 +1,330 @@
+"""BROKER_OVERVIEW: all that a page about a whole cluster asks of one broker, in one answer.
+
+    {"parts": [status, groups, topics, clients], "group": name, "topic": name}
+        -> {part: rows}; ``group`` and ``topic`` add one of them in detail
+
+Decides: what each part tells. Does not decide what a page shows. Rows are lists, because there are
+thousands; ``rmq_ray.remoting.wire.overview`` names their columns. What a store does not tell now is
+nil and never 0. ``_Tables`` is a copy made in the loop; the store is read beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from heapq import nlargest
+from typing import Any, cast
+
+import msgpack
+
+from rmq_ray.clock import Clock
+from rmq_ray.errors import MalformedFrame, RmqError
+from rmq_ray.model.topics import DLQ_PREFIX, TopicConfig
+from rmq_ray.ports import Peer
+from rmq_ray.protocol.pop import PopQueue
+from rmq_ray.remoting.wire.frame import Command, language
+from rmq_ray.remoting.wire.overview import PARTS
+from rmq_ray.server.base.counters import Counters
+from rmq_ray.server.base.responses import AnswerFrom
+from rmq_ray.server.base.store_keeper import StoreKeeper
+from rmq_ray.server.groups.consume_stats import store_ms_at
+from rmq_ray.server.groups.membership import GroupMembership
+from rmq_ray.server.tables.broker_tables import BrokerTables
+from rmq_ray.store.front.message_store import MessageStore
+
+AGES_MAX = 100
+"""Of so many (group, topic) with the greatest lag the age is told: it costs a read of the log."""
+Popped = Callable[[], Mapping[tuple[str, str, int], PopQueue]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tables:
+    """What the broker's loop changes, copied."""
+
+    parts: frozenset[str]
+    group: str
+    topic: str
+    offsets: dict[tuple[str, str], dict[int, int]]
+    queues: dict[str, int]
+    in_flight: Counter[tuple[str, str]]
+    now_ms: int
+
+
+class OverviewHandlers:
+    """``status()``: the broker's. ``popped()``: the queues that are popped."""
+
+    def __init__(  # noqa: PLR0913 - it tells about everything
+        self,
+        keeper: StoreKeeper,
+        tables: BrokerTables,
+        members: GroupMembership,
+        counters: Counters,
+        clock: Clock,
+        status: Callable[[], dict[str, Any]],
+        popped: Popped,
+        answer_from: AnswerFrom,
+    ) -> None:
+        self._keeper = keeper
+        self._tables = tables
+        self._members = members
+        self._counters = counters
+        self._clock = clock
+        self._status = status
+        self._popped = popped
+        self._later = answer_from
+
+    def overview(self, command: Command, peer: Peer) -> None:
+        """See the module."""
+        parts, group, topic = _asked(command)
+        store = self._keeper.store
+        found: dict[str, Any] = {}
+        if "status" in parts:
+            found["status"] = self._status()
+        if "groups" in parts:
+            found["groups"] = self._groups()
+        if "topics" in parts:
+            found["topics"] = self._topics()
+        if "clients" in parts:
+            found["clients"] = self._clients()
+        if group:
+            found["group"] = self._one_group(group)
+        if topic:
+            config = self._tables.topics.get(topic)
+            found["topic"] = None if config is None else self._topic(config)
+        copied = self._copied(parts, group, topic)
+
+        def read() -> None:
+            if store is not None:
+                # A store that fails or closes meanwhile is unknown, not empty.
+                with contextlib.suppress(RmqError):
+                    found.update(_of_store(store, copied))
+
+        self._later(
+            command,
+            peer,
+            read,
+            lambda _: command.answer(body=cast(bytes, msgpack.packb(found, default=str))),
+        )
+
+    def _copied(self, parts: frozenset[str], group: str, topic: str) -> _Tables:
+        in_flight: Counter[tuple[str, str]] = Counter()
+        for (name, its_topic, _), queue in self._popped().items():
+            in_flight[its_topic, name] += queue.in_flight
+        return _Tables(
+            parts,
+            group,
+            topic,
+            self._tables.offsets.tables(),
+            {
+                name: max(config.read_queues, config.write_queues)
+                for name, config in self._tables.topics.snapshot()[0].items()
+            },
+            in_flight,
+            self._clock.now_ms(),
+        )
+
+    def _groups(self) -> list[list[Any]]:
+        """Those with settings here, and those with members."""
+        consumers = self._members.consumers
+        rows = []
+        for name in sorted({*self._tables.groups.snapshot()[0], *consumers.groups()}):
+            running = consumers.find(name)
+            members = 0 if running is None else len(running.client_ids)
+            kind = "" if running is None else running.consume_type.value
+            model = "" if running is None else running.model.value
+            conflicts = 0 if running is None else len(running.conflicts())
+            rows.append([name, members, kind, model, conflicts])
+        return rows
+
+    def _topics(self) -> list[list[Any]]:
+        configs = self._tables.topics.snapshot()[0]
+        return [self._topic(config) for _, config in sorted(configs.items())]
+
+    def _topic(self, config: TopicConfig) -> list[Any]:
+        traffic = self._counters.stored.get(config.name)
+        return [
+            config.name,
+            config.read_queues,
+            config.write_queues,
+            config.permission,
+            config.order,
+            config.retention_hours,
+            self._tables.topics.is_system(config.name),
+            0 if traffic is None else traffic.messages,
+            0 if traffic is None else traffic.bytes,
+        ]
+
+    def _clients(self) -> list[list[Any]]:
+        rows = []
+        for name in self._members.consumers.groups():
+            group = self._members.consumers.find(name)
+            if group is not None:
+                mode = group.consume_type.value
+                rows += [_client(name, mode, *member) for member in group.channels.items()]
+        for name, channels in self._members.producers.groups().items():
+            rows += [_client(name, "PRODUCER", *member) for member in channels.items()]
+        return rows
+
+    def _one_group(self, name: str) -> dict[str, Any]:
+        running, config = self._members.consumers.find(name), self._tables.groups.snapshot()[0]
+        settings = config.get(name)
+        found: dict[str, Any] = {
+            "known": settings is not None or running is not None,
+            "retry_max_times": None if settings is None else settings.retry_max_times,
+            "enabled": None if settings is None else settings.consume_enable,
+            "ages": {
+                topic: {
+                    queue_id: self._tables.offsets.committed_age_ms(topic, name, queue_id)
+                    for queue_id in queues
+                }
+                for topic, queues in self._tables.offsets.of_group(name).items()
+            },
+        }
+        if running is not None:
+            found |= {
+                "members": [
+                    _client(name, running.consume_type.value, *one)
+                    for one in running.channels.items()
+                ],
+                "model": running.model.value,
+                "from": running.from_where.value,
+                "subscriptions": [
+                    [one.topic, one.expression, one.expression_type]
+                    for one in running.subscriptions.values()
+                ],
+                "conflicts": [
+                    [topic, text, clients]
+                    for topic, texts in running.conflicts().items()
+                    for text, clients in texts.items()
+                ],
+            }
+        return found
+
+
+def _asked(command: Command) -> tuple[frozenset[str], str, str]:
+    try:
+        asked = msgpack.unpackb(command.body_bytes() or b"\x80")
+    except (ValueError, msgpack.UnpackException) as error:
+        raise MalformedFrame(f"body of BROKER_OVERVIEW is no msgpack: {error}") from None
+    if not isinstance(asked, dict):
+        raise MalformedFrame("body of BROKER_OVERVIEW must be a map: parts, group, topic")
+    parts, group, topic = asked.get("parts", []), asked.get("group", ""), asked.get("topic", "")
+    if not isinstance(parts, list) or not set(map(str, parts)) <= set(PARTS):
+        raise MalformedFrame(f"parts of BROKER_OVERVIEW must be a list out of {', '.join(PARTS)}")
+    if not isinstance(group, str) or not isinstance(topic, str):
+        raise MalformedFrame("group and topic of BROKER_OVERVIEW must be names")
+    return frozenset(parts), group, topic
+
+
+def _client(group: str, mode: str, channel: object, client: Any) -> list[Any]:
+    peer = cast(Peer, channel)
+    return [
+        group,
+        mode,
+        client.client_id,
+        f"{peer.host}:{peer.port}",
+        language(client.language),
+        client.version,
+        client.heard_ms,
+    ]
+
+
+def _of_store(store: MessageStore, tables: _Tables) -> dict[str, Any]:
+    """Beside the loop. All bounds are read once, in one pass."""
+    bounds = {
+        topic: [store.bounds(topic, queue_id) for queue_id in range(count)]
+        for topic, count in tables.queues.items()
+        if tables.parts & {"groups", "topics"} or tables.topic or tables.group
+    }
+    found: dict[str, Any] = {}
+    if "groups" in tables.parts:
+        found["lags"] = _lags(store, tables, bounds)
+        found["dead_letters"] = [
+            [topic.removeprefix(DLQ_PREFIX), sum(high - low for low, high in queues)]
+            for topic, queues in bounds.items()
+            if topic.startswith(DLQ_PREFIX)
+        ]
+    if "topics" in tables.parts:
+        found["messages"] = {
+            topic: sum(high - low for low, high in queues) for topic, queues in bounds.items()
+        }
+    if tables.topic:
+        found["topic_queues"] = [
+            [number, low, high, *_span(store, tables.topic, number, low, high)]
+            for number, (low, high) in enumerate(bounds.get(tables.topic, ()))
+        ]
+        found["topic_lags"] = _lags(store, tables, bounds, topic=tables.topic)
+    if tables.group:
+        found["group_queues"] = _progress(store, tables, bounds)
+    return found
+
+
+def _lags(
+    store: MessageStore,
+    tables: _Tables,
+    bounds: Mapping[str, list[tuple[int, int]]],
+    topic: str = "",
+) -> list[list[Any]]:
+    """[group, topic, lag, in flight, age of the oldest that waits in ms or nil]."""
+    rows: list[list[Any]] = []
+    for (name, group), committed in tables.offsets.items():
+        if name not in bounds or (topic and name != topic):
+            continue
+        lag = 0
+        for queue_id, (low, high) in enumerate(bounds[name]):
+            at = committed.get(queue_id, 0)
+            lag += max(0, high - (at if at > low else low))
+        rows.append([group, name, lag, tables.in_flight.get((name, group), 0), None])
+    for row in nlargest(AGES_MAX, rows, key=lambda row: row[2]):
+        if row[2]:
+            group, name = row[0], row[1]
+            row[4] = _age_ms(store, tables, name, group, bounds[name])
+    return rows
+
+
+def _age_ms(
+    store: MessageStore, tables: _Tables, topic: str, group: str, bounds: list[tuple[int, int]]
+) -> int | None:
+    """How long the oldest message waits that the group has not settled."""
+    committed = tables.offsets[topic, group]
+    ages = [
+        _queue_age_ms(store, tables, topic, queue_id, max(low, committed.get(queue_id, 0)), high)
+        for queue_id, (low, high) in enumerate(bounds)
+    ]
+    return max((age for age in ages if age is not None), default=None)
+
+
+def _queue_age_ms(
+    store: MessageStore, tables: _Tables, topic: str, queue_id: int, at: int, high: int
+) -> int | None:
+    if at >= high:
+        return None
+    stored_ms = store_ms_at(store, topic, queue_id, at)
+    return max(0, tables.now_ms - stored_ms) if stored_ms >= 0 else None
+
+
+def _span(
+    store: MessageStore, topic: str, queue_id: int, low: int, high: int
+) -> tuple[int | None, int | None]:
+    """Store times of the first and the last message; nil where there is none."""
+    if high <= low:
+        return None, None
+    first, last = (store_ms_at(store, topic, queue_id, offset) for offset in (low, high - 1))
+    return (first if first >= 0 else None), (last if last >= 0 else None)
+
+
+def _progress(
+    store: MessageStore, tables: _Tables, bounds: Mapping[str, list[tuple[int, int]]]
+) -> list[list[Any]]:
+    """[topic, queue, low, high, committed or nil, age of the oldest that waits in ms or nil]."""
+    rows = []
+    for (topic, group), committed in sorted(tables.offsets.items()):
+        if group != tables.group or topic not in bounds:
+            continue
+        for queue_id, (low, high) in enumerate(bounds[topic]):
+            at = max(low, committed.get(queue_id, 0))
+            age = _queue_age_ms(store, tables, topic, queue_id, at, high)
+            rows.append([topic, queue_id, low, high, committed.get(queue_id), age])
+    return rows
