@@ -7,9 +7,9 @@ import click
 from rmq_ray.actors.access_keys import secret_key_of
 from rmq_ray.cli import output
 from rmq_ray.cli.context import Options, pass_options, told
+from rmq_ray.console.extras import check_extra
+from rmq_ray.console.settings import PORT, ConsoleSettings
 from rmq_ray.ports import Discovery
-
-DEFAULT_PORT = 8092
 
 
 @click.command(short_help="The cluster in a browser.")
@@ -21,7 +21,7 @@ DEFAULT_PORT = 8092
 )
 @click.option(
     "--port",
-    default=DEFAULT_PORT,
+    default=PORT,
     show_default=True,
     type=click.IntRange(0, 65_535),
     help="0 = any free one.",
@@ -63,11 +63,8 @@ def console(  # noqa: PLR0913 - what click hands over
     """Serve the cluster's web pages, and print where: groups with their lag, dead letters, topics,
     messages, brokers. Read-only unless --allow-write. Needs `pip install 'rmq_ray[console]'`.
     """
-    from rmq_ray.console.extras import check_extra
-
     check_extra()
     from rmq_ray.console import actor, serving
-    from rmq_ray.console.settings import ConsoleSettings
     from rmq_ray.console.source import Source
 
     if stop:

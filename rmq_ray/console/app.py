@@ -6,6 +6,7 @@ it. Pages are in ``pages``, what a page is in ``page``, who gets in in ``securit
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -29,9 +30,10 @@ from starlette.staticfiles import StaticFiles
 from rmq_ray.console import extras, words
 from rmq_ray.console.page import Console, Visit, nav_of
 from rmq_ray.console.pages import PAGES
+from rmq_ray.console.rates import SAMPLE_MS, Rates
 from rmq_ray.console.security import SIGN_IN, Guard, Session, Sessions, check_form, cookie_name
 from rmq_ray.console.settings import ConsoleSettings
-from rmq_ray.console.source import Source
+from rmq_ray.console.source import Answers, Source
 from rmq_ray.errors import (
     ClientError,
     ClusterError,
@@ -59,11 +61,14 @@ STATUS: tuple[tuple[type[RmqError], int], ...] = (
 def create_app(source: Source, settings: ConsoleSettings) -> Starlette:
     """The console of one cluster. It closes ``source`` when it ends."""
     sessions = Sessions(source, settings, source.clock)
-    console = Console(settings, sessions, _templates(), nav_of(PAGES))
+    rates = Rates()
+    console = Console(settings, sessions, _templates(), nav_of(PAGES), rates)
 
     @asynccontextmanager
     async def life(_app: Starlette) -> AsyncIterator[None]:
+        sampling = asyncio.create_task(_sample(source, rates), name="rates")
         yield
+        sampling.cancel()
         await run_in_threadpool(sessions.close)
         await run_in_threadpool(source.close)
 
@@ -79,6 +84,17 @@ def create_app(source: Source, settings: ConsoleSettings) -> Starlette:
     )
     app.state.console = console
     return app
+
+
+async def _sample(source: Source, rates: Rates) -> None:
+    """Until it is cancelled. A cluster that does not answer is a gap."""
+    while True:  # ends with the application
+        try:
+            answers = await run_in_threadpool(source.overview, ["status"])
+        except RmqError as error:
+            answers = Answers({}, {"cluster": error.message})
+        rates.add(source.clock.now_ms(), answers)
+        await asyncio.sleep(SAMPLE_MS / 1000)
 
 
 def _templates() -> Environment:

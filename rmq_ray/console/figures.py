@@ -10,11 +10,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rmq_ray.console.source import Answers
+from rmq_ray.console.source import NAME_SERVER, Answers
 from rmq_ray.model.groups import is_system_group
 from rmq_ray.model.ids import MASTER_ID
 from rmq_ray.model.topics import DLQ_PREFIX, RETRY_PREFIX
 from rmq_ray.remoting.wire.overview import CLIENT, GROUP, LAG, TOPIC, named
+
+BEHIND_MS = 10_000
+"""A message that waits so long is worth a look; below that a group is at work."""
 
 
 @dataclass(slots=True)
@@ -44,7 +47,8 @@ class GroupRow:
             return "subscriptions differ"
         if self.lag and not self.members:
             return "nobody consumes"
-        return "behind" if self.lag else "ok"
+        waits = self.age_ms is None or self.age_ms >= BEHIND_MS
+        return "behind" if self.lag and waits else "ok"
 
     @property
     def dead_letter_topic(self) -> str:
@@ -205,7 +209,8 @@ def broker_rows(answers: Answers) -> list[BrokerRow]:
     """Every broker that a name server knows, and those that answered."""
     addresses = {data.broker_name: dict(data.addresses) for data in answers.brokers}
     rows = []
-    for name in sorted({*addresses, *answers.found}):
+    absent = answers.missing.keys() - {NAME_SERVER}
+    for name in sorted({*addresses, *answers.found, *absent}):
         where = addresses.get(name, {})
         status = answers.found.get(name, {}).get("status")
         if status is None:

@@ -25,9 +25,11 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from rmq_ray.console.rates import Rates
 from rmq_ray.console.security import Session, Sessions, check_change
 from rmq_ray.console.settings import ConsoleSettings
 from rmq_ray.console.source import Answers, Source
+from rmq_ray.errors import NotAuthorized, RmqError
 
 FORM_FIELDS_MAX = 2_000
 LIVE_MAX = 100
@@ -45,7 +47,7 @@ class Console:
         sessions: Sessions,
         templates: Environment,
         nav: tuple[tuple[str, str], ...],
-        rates: Any = None,
+        rates: Rates,
     ) -> None:
         self.settings = settings
         self.sessions = sessions
@@ -111,6 +113,14 @@ class Visit:
             **data,
         )
 
+    def check_operator(self) -> None:
+        """``NotAuthorized`` for an account that no broker tells about the whole cluster: for what
+        is not asked as the account itself.
+        """
+        if self.session.who and not (answers := self.source.overview()).found:
+            why = next(iter(answers.missing.values()), "no broker answers")
+            raise NotAuthorized(f"this is for operators of the cluster: {why}", self.session.who)
+
     def download(self, name: str, text: str | bytes, kind: str) -> Response:
         """A file to save."""
         safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in name)
@@ -162,10 +172,17 @@ class Live:
             for _ in range(EVENTS_MAX):
                 if console.sessions.find(visit.session.id) is None:
                     return
-                yield event(await run_in_threadpool(self.view, visit))
+                yield event(await run_in_threadpool(self._rows, visit))
                 await asyncio.sleep(console.settings.live_ms / 1000)
         finally:
             console.live -= 1
+
+    def _rows(self, visit: Visit) -> str:
+        """What was shown before is no longer known where the cluster does not answer."""
+        try:
+            return self.view(visit)
+        except RmqError as error:
+            return visit.fragment("live_error.html", said=error.message)
 
 
 @dataclass(frozen=True, slots=True)

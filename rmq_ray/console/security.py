@@ -28,7 +28,7 @@ from rmq_ray.actors.access_keys import AccountProof
 from rmq_ray.clock import Clock
 from rmq_ray.console.settings import ConsoleSettings
 from rmq_ray.console.source import Source
-from rmq_ray.errors import NotAuthorized
+from rmq_ray.errors import CredentialsInvalid, NotAuthorized
 
 SESSIONS_MAX = 200
 FAILURES_MAX = 20
@@ -83,7 +83,10 @@ class Sessions:
         """As that account: a name server says whether it is one. ``NotAuthorized``."""
         self._not_too_often()
         cluster = self._source.discovery.lookup().cluster
-        proof = AccountProof.of(access_key, secret_key, cluster)
+        try:
+            proof = AccountProof.of(access_key, secret_key, cluster)
+        except CredentialsInvalid as error:
+            raise self._refused(error.message) from None
         source = self._source.as_account(proof)
         if why := source.refusal():
             source.close()

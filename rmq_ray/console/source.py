@@ -33,6 +33,10 @@ from rmq_ray.remoting.wire.overview import ask_overview, read_overview
 THREADS = 64
 BROKERS_SHARE = 0.85
 """Of a page's deadline: what it asks beside the brokers is waited for until the end of it."""
+PLAN_MS, SEEN_MS = 60_000, 600_000
+"""How often the cluster's plan is asked for; how long a broker is missed that is in no plan."""
+ABSENT = "no name server knows it now: it was stopped, or has not started yet"
+NAME_SERVER = "name server"
 SILENT = "it did not answer in time"
 
 
@@ -69,6 +73,8 @@ class _AsAccount:
         self._discovery = discovery
         self._account = account
         self.access_key = account.access_key
+        if (names := getattr(discovery, "broker_names", None)) is not None:
+            self.broker_names = names
 
     def lookup(self) -> ClusterAddress:
         """See ``ports.Discovery``."""
@@ -93,6 +99,11 @@ class Source:
         self.admin = Admin(discovery, timeout_ms=deadline_ms)
         """For what is about one thing: a message, a change."""
         self._starting = Lock()
+        self._ending = Lock()
+        self._ended = False
+        self._planned_ms = float("-inf")
+        self._seen: dict[str, float] = {}
+        """Broker -> when it was seen, or the plan last named it."""
         self._client: ClientInstance | None = None
         self._brokers: tuple[BrokerData, ...] = ()
         self._pages = ThreadPoolExecutor(THREADS, "rmq-console-page")
@@ -121,6 +132,8 @@ class Source:
 
     def close(self) -> None:
         """End connections and threads."""
+        with self._ending:
+            self._ended = True
         for threads in (self._pages, self._wires):
             threads.shutdown(wait=False, cancel_futures=True)
         self.admin.close()
@@ -141,8 +154,10 @@ class Source:
         except RmqError as error:
             if not self._brokers:
                 raise
-            missing["name server"] = str(error.message)
+            missing[NAME_SERVER] = str(error.message)
         brokers = self._brokers
+        there = {broker.broker_name for broker in brokers}
+        missing |= dict.fromkeys(self._expected(there, until_ms) - there, ABSENT)
         asked: dict[str, Callable[[], Any]] = {}
         for broker in brokers:
             if MASTER_ID in broker.addresses:
@@ -188,9 +203,11 @@ class Source:
         questions: Mapping[str, Callable[[], Any]],
         until_ms: float,
     ) -> tuple[dict[str, Any], dict[str, str]]:
-        asked: dict[str, Future[Any]] = {
-            name: threads.submit(question) for name, question in questions.items()
-        }
+        asked: dict[str, Future[Any]] = {}
+        with self._ending:
+            if self._ended:
+                raise ClusterError("this session has ended: sign in again")
+            asked = {name: threads.submit(question) for name, question in questions.items()}
         left_ms = max(0.0, until_ms - self.clock.monotonic_ms())
         answered = wait(asked.values(), left_ms / 1000).done
         found: dict[str, Any] = {}
@@ -205,6 +222,25 @@ class Source:
             except RmqError as error:
                 missing[name] = str(error.message)
         return found, missing
+
+    def _expected(self, there: set[str], until_ms: float) -> set[str]:
+        """Brokers that should be there: those of the cluster's plan, where somebody knows it, and
+        those that were seen a while ago.
+        """
+        now_ms = self.clock.monotonic_ms()
+        names = getattr(self.discovery, "broker_names", None)
+        with self._ending:
+            ask = names is not None and now_ms - self._planned_ms > PLAN_MS
+            if ask:
+                self._planned_ms = now_ms
+        planned: Iterable[str] = ()
+        if ask and names is not None:
+            third_ms = now_ms + (until_ms - now_ms) / 3  # brokers need the rest
+            planned = self._gather(self._wires, {"plan": names}, third_ms)[0].get("plan", ())
+        with self._ending:
+            self._seen |= dict.fromkeys((*there, *planned), now_ms)
+            self._seen = {name: at for name, at in self._seen.items() if now_ms - at < SEEN_MS}
+            return set(self._seen)
 
     def _ask_name_server(self, until_ms: float) -> tuple[BrokerData, ...]:
         """Half of the time is enough for it: brokers need the rest."""

@@ -5,11 +5,13 @@ menu. See ``rmq_ray.console.page`` for what a page is.
 from __future__ import annotations
 
 from rmq_ray.console.page import Page
-from rmq_ray.console.pages import clients, cluster, groups, topics
+from rmq_ray.console.pages import audit, clients, cluster, groups, settings, topics
 
 PAGES: tuple[Page, ...] = (
     *cluster.PAGES,
     *topics.PAGES,
     *groups.PAGES,
     *clients.PAGES,
+    *settings.PAGES,
+    *audit.PAGES,
 )

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from rmq_ray.console import figures
 from rmq_ray.console.page import Live, Page, Show, Visit
-from rmq_ray.console.source import Answers
+from rmq_ray.console.source import NAME_SERVER, Answers
 
 WORST_MAX = 8
 PARTS = ("status", "groups")
@@ -37,7 +37,7 @@ def _seen(visit: Visit) -> tuple[Answers, dict[str, Any]]:
     if source.probe is not None:
         asked["controller"] = source.probe.controller
     told, silent = source.together(**asked)
-    answers = told.get("overview") or Answers({}, {"brokers": silent.get("overview", "")})
+    answers = told.get("overview") or Answers({}, {NAME_SERVER: silent.get("overview", "")})
     groups = figures.group_rows(answers)
     return answers, {
         "brokers": figures.broker_rows(answers),
@@ -48,9 +48,20 @@ def _seen(visit: Visit) -> tuple[Answers, dict[str, Any]]:
         "groups": len(groups),
         "name_servers": told.get("name servers", {}),
         "name_servers_silent": silent.get("name servers", ""),
-        "controller": told.get("controller"),
+        # It is asked as the console, not as the account that signed in.
+        "controller": told.get("controller") if answers.found else None,
         "controller_silent": silent.get("controller", ""),
     }
 
 
-PAGES: tuple[Page, ...] = (Show("/", front, nav="Cluster"), Live("/live/cluster", rows))
+def rates(visit: Visit) -> Response:
+    """For the chart."""
+    visit.check_operator()
+    return JSONResponse(visit.console.rates.columns())
+
+
+PAGES: tuple[Page, ...] = (
+    Show("/", front, nav="Cluster"),
+    Live("/live/cluster", rows),
+    Show("/rates.json", rates),
+)
