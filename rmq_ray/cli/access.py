@@ -16,6 +16,7 @@ import click
 
 from rmq_ray.cli import output
 from rmq_ray.cli.context import Options, pass_options, told
+from rmq_ray.cli.shell.watch import watched
 from rmq_ray.errors import ConfigError
 from rmq_ray.files import FileSystem
 from rmq_ray.topology.yaml_text import read_yaml, write_yaml
@@ -116,6 +117,7 @@ def delete(options: Options, access_key: str) -> None:
 
 @user.command("list")
 @pass_options
+@watched
 @told
 def list_users(options: Options) -> None:
     """All accounts, without secrets."""
@@ -126,6 +128,7 @@ def list_users(options: Options) -> None:
 @acl.command("list")
 @click.option("--user", "access_key", default=None, help="Only this account.")
 @pass_options
+@watched
 @told
 def list_rights(options: Options, access_key: str | None) -> None:
     """Who holds what: a line for each account and topic or group."""
@@ -294,6 +297,7 @@ def _entry(text: str) -> tuple[str, str]:
 @click.option("--request", default="", help="A part of a request's name, or its code.")
 @click.option("--refused", is_flag=True, help="Only refusals.")
 @pass_options
+@watched
 @told
 def audit(  # noqa: PLR0913 - one a filter
     options: Options, lines: int, since: str, who: str, request: str, refused: bool

@@ -10,6 +10,7 @@ import rmq_ray
 from rmq_ray.actors.control.replica_status import is_last
 from rmq_ray.cli import output
 from rmq_ray.cli.context import Options, pass_options, told
+from rmq_ray.cli.shell.watch import watched
 
 PROMOTE_S = 60.0  # the controller ends it, or says why not, in 50
 COLUMNS = [
@@ -35,6 +36,7 @@ def broker() -> None:
     "list", short_help="Every copy of every broker: role, address, epoch, in sync, lag."
 )
 @pass_options
+@watched
 @told
 def list_brokers(options: Options) -> None:
     """Every copy of every broker. `replica` is its number for ever, `id` what clients see now: 0 is

@@ -19,6 +19,7 @@ from rmq_ray.actors import names
 from rmq_ray.actors.control import replica_status
 from rmq_ray.cli import brokers, output, ray_head
 from rmq_ray.cli.context import Options, first_line, pass_options, told
+from rmq_ray.cli.shell.watch import watched
 from rmq_ray.cli.tls import tls_of
 from rmq_ray.errors import ClusterError
 from rmq_ray.topology.reader import REPLICAS_MAX, read_topology
@@ -296,6 +297,7 @@ def down(options: Options) -> None:
 
 @click.command(short_help="Every actor and what it says of itself; exit code 1 if one does not.")
 @pass_options
+@watched
 @told
 def status(options: Options) -> None:
     """Every actor of the cluster and what it says of itself. Exit code as that of `health`: 1 where
@@ -329,6 +331,7 @@ def status(options: Options) -> None:
 
 @click.command(short_help="Whether everything serves: exit code 0 or 1.")
 @pass_options
+@watched
 @told
 def health(options: Options) -> None:
     """Whether everything serves: exit code 0 if so, 1 with the parts that do not."""

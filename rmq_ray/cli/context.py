@@ -22,7 +22,7 @@ import click
 
 import rmq_ray
 from rmq_ray.actors.access_keys import environments_account, given_account, secret_key_of
-from rmq_ray.cli import ray_head
+from rmq_ray.cli import output, ray_head
 from rmq_ray.config import DEFAULT_CLUSTER, put_environment
 from rmq_ray.errors import ClientError, ClusterError, ConfigError, RmqError
 
@@ -128,6 +128,11 @@ class Options:
             click.get_current_context().call_on_close(self._admin.close)
         return self._admin
 
+    def disconnect(self) -> None:
+        """Close connections to brokers and name servers; the next call finds the cluster anew."""
+        if self._admin is not None:
+            self._admin.close()
+
     def confirm(self, question: str) -> None:
         """Ask before something is deleted, unless -y was given; "no" ends the command with exit
         code 1.
@@ -154,6 +159,15 @@ def told(command: F) -> F:
             raise click.ClickException(f"{first_line(error)} [{type(error).__name__}]") from error
 
     return wrapped  # type: ignore[return-value]
+
+
+def show_error(error: click.ClickException, as_json: bool) -> None:
+    """On standard error: in words, or as an object that has the type of our error, if it is one."""
+    if not as_json:
+        error.show()
+        return
+    kind = type(error.__cause__ if isinstance(error.__cause__, RmqError) else error).__name__
+    output.error(kind, error.format_message().removesuffix(f" [{kind}]"))
 
 
 def _ray_joined() -> bool:

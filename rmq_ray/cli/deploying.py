@@ -18,6 +18,7 @@ import click
 import rmq_ray
 from rmq_ray.cli import output
 from rmq_ray.cli.context import Options, first_line, pass_options, told
+from rmq_ray.cli.shell.watch import watched
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.errors import ConfigError
 
@@ -132,6 +133,7 @@ def workers() -> None:
 @workers.command()
 @click.argument("name")
 @pass_options
+@watched
 @told
 def status(options: Options, name: str) -> None:
     """A line for each actor of the group."""

@@ -12,6 +12,7 @@ import click
 
 from rmq_ray.cli import output
 from rmq_ray.cli.context import Options, pass_options, told
+from rmq_ray.cli.shell.watch import watched
 from rmq_ray.client.admin.admin_groups import Offset, SeekTarget
 from rmq_ray.protocol.scan.scan_positions import LikeGroup
 
@@ -28,6 +29,7 @@ def group() -> None:
 @group.command("list")
 @click.option("--system", is_flag=True, help="Also the system's own groups.")
 @pass_options
+@watched
 @told
 def list_groups(options: Options, system: bool) -> None:
     """Names of all groups that the brokers know."""
@@ -39,6 +41,7 @@ def list_groups(options: Options, system: bool) -> None:
 @group.command()
 @click.argument("name")
 @pass_options
+@watched
 @told
 def describe(options: Options, name: str) -> None:
     """Running consumers of a group, a line for each broker that they are connected to; who holds
@@ -74,6 +77,7 @@ def describe(options: Options, name: str) -> None:
 @group.command()
 @click.argument("name")
 @pass_options
+@watched
 @told
 def lag(options: Options, name: str) -> None:
     """How far a group is behind, a line each queue, as of its consumers' last commits."""
@@ -209,6 +213,7 @@ def client() -> None:
 @click.option("--group", "only", default=None, help="Only this consumer group.")
 @click.option("--system", is_flag=True, help="Also the system's own groups.")
 @pass_options
+@watched
 @told
 def list_clients(options: Options, only: str | None, system: bool) -> None:
     """Consumers that run now, a line for each group that a client consumes with."""
@@ -224,6 +229,7 @@ def list_clients(options: Options, only: str | None, system: bool) -> None:
 @click.argument("group")
 @click.argument("client_id")
 @pass_options
+@watched
 @told
 def describe_client(options: Options, group: str, client_id: str) -> None:
     """What the consumer CLIENT_ID of GROUP says of itself: subscriptions, queues, what waits

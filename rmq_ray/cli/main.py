@@ -1,5 +1,6 @@
 """``rmq-ray``: noun and verb, ``rmq-ray topic create orders --queues 4``. Exit code 0 fine, 1
-failed, 2 wrong usage, 130 ended by Ctrl-C (but for ``consume`` and ``run``: that is how they end).
+failed, 2 wrong usage, 130 ended by Ctrl-C (but for ``consume``, ``run`` and ``--watch``: that is
+how they end).
 
 ``shell`` runs such commands one after the other in one process that has joined the cluster
 already; each answers at once. From a pipe the lines are a script: its exit code is 1 when one of
@@ -19,10 +20,10 @@ from typing import Any
 import click
 
 from rmq_ray.cli import output
-from rmq_ray.cli.context import Options, pass_options, told
+from rmq_ray.cli.context import Options, pass_options, show_error, told
 from rmq_ray.cli.output import FORMATS
+from rmq_ray.cli.shell.watch import DEFAULT_S
 from rmq_ray.config import CLUSTER_VARIABLE, DEFAULT_CLUSTER
-from rmq_ray.errors import RmqError
 
 COMMANDS = {
     "plan": "cluster",
@@ -55,6 +56,7 @@ it needs itself, not for what others need.
 """
 WITH_VALUE = ("--access-key", "--address", "--cluster", "--format", "--timeout")
 WITHOUT_VALUE = ("-y", "--yes")
+WATCH, WATCH_ALONE = "--watch", f"--watch={DEFAULT_S:g}"
 PROMPT = "rmq-ray> "
 END = ("exit", "quit")
 INTERRUPTED = 130
@@ -122,8 +124,7 @@ def _ended(as_json: bool) -> Iterator[None]:
     except click.ClickException as error:
         if not as_json:
             raise
-        kind = type(error.__cause__ if isinstance(error.__cause__, RmqError) else error).__name__
-        output.error(kind, error.format_message().removesuffix(f" [{kind}]"))
+        show_error(error, as_json)
         raise click.exceptions.Exit(error.exit_code) from None
 
 
@@ -131,6 +132,8 @@ def hoisted(arguments: Sequence[str]) -> list[str]:
     """
     >>> hoisted(["topic", "list", "--format", "json", "-y", "--", "-y"])
     ['--format', 'json', '-y', 'topic', 'list', '--', '-y']
+    >>> hoisted(["group", "lag", "--watch", "billing"])
+    ['group', 'lag', '--watch=2', 'billing']
     """
     front: list[str] = []
     rest: list[str] = []
@@ -145,7 +148,11 @@ def hoisted(arguments: Sequence[str]) -> list[str]:
             or argument in WITHOUT_VALUE
             or argument.startswith(tuple(f"{name}=" for name in WITH_VALUE))
         )
-        (front if own else rest).extend(arguments[at : at + width])
+        following = "".join(arguments[at + 1 : at + 2])
+        if argument == WATCH and not following.replace(".", "", 1).isdigit():
+            rest.append(WATCH_ALONE)  # else a name that follows were its value
+        else:
+            (front if own else rest).extend(arguments[at : at + width])
         at += width
     return [*front, *rest, *arguments[at:]]
 

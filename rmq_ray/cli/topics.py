@@ -8,6 +8,7 @@ import click
 
 from rmq_ray.cli import output
 from rmq_ray.cli.context import Options, pass_options, told
+from rmq_ray.cli.shell.watch import watched
 from rmq_ray.client.admin.admin import QUEUES_MAX
 from rmq_ray.model.topics import RETENTION_HOURS_MAX
 
@@ -30,6 +31,7 @@ def topic() -> None:
     "--system", is_flag=True, help="Also the system's own topics, retry and dead-letter topics."
 )
 @pass_options
+@watched
 @told
 def list_topics(options: Options, system: bool) -> None:
     """Names of all topics."""
@@ -98,6 +100,7 @@ def alter(
 @topic.command()
 @click.argument("name")
 @pass_options
+@watched
 @told
 def describe(options: Options, name: str) -> None:
     """Queues of a topic: where they are, what they hold, and how many hours a message stays where

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 
 from rmq_ray.actors.access_keys import AccountProof
 from rmq_ray.cli.remembered import RememberedDiscovery, note, read, remember
+from rmq_ray.client.producer.producer import Producer
 from rmq_ray.config import Tls
 from rmq_ray.errors import ClusterError
 from rmq_ray.ports import ClusterAddress
@@ -116,6 +119,7 @@ def test_a_directory_that_takes_no_file_costs_time_only(
 COMMAND = """
 import sys
 from pathlib import Path
+from typing import IO, Any
 from rmq_ray.cli import ray_head
 from rmq_ray.cli.main import main
 ray_head.find = lambda address, port=None: "127.0.0.1:6379"
@@ -147,3 +151,40 @@ def test_commands_that_talk_to_brokers_alone_import_no_ray(
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines()[-1] == "[]"
     assert json.loads(done.stdout) is not None
+
+
+def test_a_watched_topic_shows_what_comes_until_ctrl_c_and_needs_no_ray(
+    cluster: LiveCluster, tmp_path: Path
+) -> None:
+    found = cluster.lookup()
+    remember(note(tmp_path, "127.0.0.1:6379", found.cluster), found)
+    with Producer("watched", discovery=cluster) as producer:
+        producer.send("watched", b"1")
+        words = ("topic", "describe", "watched", "--watch", "0.1", "--format", "json")
+        watching = subprocess.Popen(
+            [sys.executable, "-c", COMMAND, str(tmp_path), "--cluster", found.cluster, *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert watching.stdout is not None
+            assert sum(row["messages"] for row in document(watching.stdout)) == 1
+            producer.send("watched", b"2")
+            rounds = (document(watching.stdout) for _ in range(600))
+            assert any(sum(row["messages"] for row in rows) == 2 for rows in rounds)
+            watching.send_signal(signal.SIGINT)
+            _, told = watching.communicate(timeout=60)
+        finally:
+            watching.kill()
+    assert (watching.returncode, told) == (0, "[]\n")
+
+
+def document(lines: IO[str]) -> Any:
+    """The next one; its last line is a bracket alone."""
+    text = ""
+    for line in lines:
+        text += line
+        if line == "]\n":
+            return json.loads(text)
+    raise AssertionError(f"the command ended: {text}")
