@@ -12,6 +12,7 @@ import click
 from rmq_ray.cli import output
 from rmq_ray.cli.context import Options, pass_options, told
 from rmq_ray.cli.messages import plain_row
+from rmq_ray.cli.shell.completion import group_names
 from rmq_ray.client.admin.dead_letters import DeadLetters, origin_topic
 from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.errors import BodyUnreadable
@@ -41,7 +42,7 @@ def list_groups(options: Options) -> None:
 
 
 @dlq.command()
-@click.argument("group")
+@click.argument("group", shell_complete=group_names)
 @click.option(
     "--max",
     "limit",
@@ -65,7 +66,7 @@ def show(options: Options, group: str, limit: int, new: bool) -> None:
 
 
 @dlq.command()
-@click.argument("group")
+@click.argument("group", shell_complete=group_names)
 @click.option(
     "--id",
     "message_ids",
@@ -112,7 +113,7 @@ def resend(
 
 
 @dlq.command()
-@click.argument("group")
+@click.argument("group", shell_complete=group_names)
 @click.option(
     "--out",
     default="-",

@@ -12,6 +12,7 @@ import click
 
 from rmq_ray.cli import output
 from rmq_ray.cli.context import Options, pass_options, told
+from rmq_ray.cli.shell.completion import group_names, topic_names
 from rmq_ray.cli.shell.watch import watched
 from rmq_ray.client.admin.admin_groups import Offset, SeekTarget
 from rmq_ray.protocol.scan.scan_positions import LikeGroup
@@ -39,7 +40,7 @@ def list_groups(options: Options, system: bool) -> None:
 
 
 @group.command()
-@click.argument("name")
+@click.argument("name", shell_complete=group_names)
 @pass_options
 @watched
 @told
@@ -75,7 +76,7 @@ def describe(options: Options, name: str) -> None:
 
 
 @group.command()
-@click.argument("name")
+@click.argument("name", shell_complete=group_names)
 @pass_options
 @watched
 @told
@@ -96,8 +97,8 @@ def lag(options: Options, name: str) -> None:
 
 
 @group.command()
-@click.argument("name")
-@click.argument("topic")
+@click.argument("name", shell_complete=group_names)
+@click.argument("topic", shell_complete=topic_names)
 @click.option(
     "--to",
     required=True,
@@ -120,8 +121,8 @@ def seek(options: Options, name: str, topic: str, to: str, execute: bool) -> Non
 
 
 @group.command()
-@click.argument("name")
-@click.argument("topic")
+@click.argument("name", shell_complete=group_names)
+@click.argument("topic", shell_complete=topic_names)
 @click.option(
     "--execute", is_flag=True, help="Do it; without this only what would happen is shown."
 )
@@ -135,9 +136,9 @@ def skip(options: Options, name: str, topic: str, execute: bool) -> None:
 
 
 @group.command()
-@click.argument("source")
-@click.argument("target")
-@click.argument("topic")
+@click.argument("source", shell_complete=group_names)
+@click.argument("target", shell_complete=group_names)
+@click.argument("topic", shell_complete=topic_names)
 @click.option(
     "--execute", is_flag=True, help="Do it; without this only what would happen is shown."
 )
@@ -151,7 +152,7 @@ def clone(options: Options, source: str, target: str, topic: str, execute: bool)
 
 
 @group.command()
-@click.argument("name")
+@click.argument("name", shell_complete=group_names)
 @pass_options
 @told
 def delete(options: Options, name: str) -> None:
@@ -210,7 +211,9 @@ def client() -> None:
 
 
 @client.command("list")
-@click.option("--group", "only", default=None, help="Only this consumer group.")
+@click.option(
+    "--group", "only", default=None, help="Only this consumer group.", shell_complete=group_names
+)
 @click.option("--system", is_flag=True, help="Also the system's own groups.")
 @pass_options
 @watched
@@ -226,7 +229,7 @@ def list_clients(options: Options, only: str | None, system: bool) -> None:
 
 
 @client.command("describe")
-@click.argument("group")
+@click.argument("group", shell_complete=group_names)
 @click.argument("client_id")
 @pass_options
 @watched

@@ -48,6 +48,7 @@ COMMANDS = {
     "tls": "tls",
     "shell": "main",
     "console": "console",
+    "completion": "shell.completion",
     "store": "stores",
     "bench": "bench",
 }

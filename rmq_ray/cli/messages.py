@@ -20,6 +20,7 @@ import click
 import rmq_ray
 from rmq_ray.cli import output
 from rmq_ray.cli.context import Options, pass_options, told
+from rmq_ray.cli.shell.completion import group_names, topic_names
 from rmq_ray.client.admin.dead_letters import Resending
 from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.client.producer.producer import Producer
@@ -51,7 +52,7 @@ _POLL_S = 0.2
 
 
 @click.command(short_help="Send one message, or each line of standard input.")
-@click.argument("topic")
+@click.argument("topic", shell_complete=topic_names)
 @click.argument("body", required=False)
 @click.option("--tag", default=None, help="Tag of every message.")
 @click.option("--key", "keys", multiple=True, help="Business key; may be given several times.")
@@ -165,9 +166,13 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 @click.command(short_help="Print messages as they come.")
-@click.argument("topic")
+@click.argument("topic", shell_complete=topic_names)
 @click.option(
-    "--group", default=GROUP, show_default=True, help="Consumer group; its position moves."
+    "--group",
+    default=GROUP,
+    show_default=True,
+    help="Consumer group; its position moves.",
+    shell_complete=group_names,
 )
 @click.option("--expression", default="*", show_default=True, help="Tags, like 'paid || refund'.")
 @click.option(
@@ -334,7 +339,7 @@ def message() -> None:
 
 
 @message.command("find")
-@click.argument("topic")
+@click.argument("topic", shell_complete=topic_names)
 @click.argument("key")
 @click.option(
     "--max",
@@ -380,7 +385,10 @@ def trace(options: Options, message_id: str, topic: str) -> None:
 @message.command("get")
 @click.argument("message_id")
 @click.option(
-    "--topic", default=None, help="Topic of a message id; an offset message id needs none."
+    "--topic",
+    default=None,
+    help="Topic of a message id; an offset message id needs none.",
+    shell_complete=topic_names,
 )
 @pass_options
 @told
@@ -403,7 +411,7 @@ def get(options: Options, message_id: str, topic: str | None) -> None:
 
 
 @message.command("resend")
-@click.option("--topic", required=True, help="Topic of the messages.")
+@click.option("--topic", required=True, help="Topic of the messages.", shell_complete=topic_names)
 @click.option(
     "--id",
     "message_ids",

@@ -8,6 +8,7 @@ import click
 
 from rmq_ray.cli import output
 from rmq_ray.cli.context import Options, pass_options, told
+from rmq_ray.cli.shell.completion import topic_names
 from rmq_ray.cli.shell.watch import watched
 from rmq_ray.client.admin.admin import QUEUES_MAX
 from rmq_ray.model.topics import RETENTION_HOURS_MAX
@@ -71,7 +72,7 @@ def create(
 
 
 @topic.command()
-@click.argument("name")
+@click.argument("name", shell_complete=topic_names)
 @click.option(
     "--queues", default=None, type=click.IntRange(1, QUEUES_MAX), help="Queues on each broker."
 )
@@ -98,7 +99,7 @@ def alter(
 
 
 @topic.command()
-@click.argument("name")
+@click.argument("name", shell_complete=topic_names)
 @pass_options
 @watched
 @told
@@ -114,7 +115,7 @@ def describe(options: Options, name: str) -> None:
 
 
 @topic.command()
-@click.argument("name")
+@click.argument("name", shell_complete=topic_names)
 @pass_options
 @told
 def delete(options: Options, name: str) -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
@@ -16,11 +17,14 @@ import pytest
 
 from rmq_ray.actors.access_keys import AccountProof
 from rmq_ray.cli.remembered import RememberedDiscovery, note, read, remember
+from rmq_ray.client.admin.admin import Admin
 from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.config import Tls
 from rmq_ray.errors import ClusterError
 from rmq_ray.ports import ClusterAddress
 from tests.support.brokers.live_cluster import LiveCluster
+from tests.support.waiting import eventually
 
 
 class Ray:
@@ -188,3 +192,52 @@ def document(lines: IO[str]) -> Any:
         if line == "]\n":
             return json.loads(text)
     raise AssertionError(f"the command ended: {text}")
+
+
+def completed(directory: Path, address: ClusterAddress, *words: str) -> list[str]:
+    """What a bash of this user is offered for the last word."""
+    variables = {
+        "COMP_WORDS": " ".join(["rmq-ray", "--cluster", address.cluster, *words]),
+        "COMP_CWORD": str(len(words) + 2),
+        "_RMQ_RAY_COMPLETE": "bash_complete",
+    }
+    code = COMMAND.replace("main(sys.argv[2:])", "main(prog_name='rmq-ray')")
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(directory)],
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stderr == "[]\n", "neither errors nor Ray"
+    return [line.removeprefix("plain,") for line in done.stdout.split()]
+
+
+def test_a_shell_completes_names_of_topics_and_groups_of_a_remembered_cluster(
+    cluster: LiveCluster, tmp_path: Path
+) -> None:
+    found = cluster.lookup()
+    with closing(Admin(cluster)) as admin:
+        for name in ("complete-orders", "complete-refunds", "other"):
+            admin.create_topic(name)
+    consumer = PushConsumer(
+        "complete-billing",
+        listener=lambda _messages, _ctx: None,
+        subscriptions={"other": "*"},
+        discovery=cluster,
+    )
+    with consumer, closing(Admin(cluster)) as admin:
+        eventually(lambda: "complete-billing" in admin.groups())
+    assert completed(tmp_path, found, "topic", "describe", "complete-") == [], "not remembered"
+    remember(note(tmp_path, "127.0.0.1:6379", found.cluster), found)
+    topics = ["complete-orders", "complete-refunds"]
+
+    def offered(*words: str) -> list[str]:
+        return completed(tmp_path, found, *words)
+
+    # half a second is little on a machine that is busy: then nothing is offered, this time
+    eventually(lambda: offered("topic", "describe", "complete-") == topics)
+    eventually(lambda: offered("group", "seek", "g", "complete-o") == topics[:1])
+    eventually(lambda: offered("group", "lag", "complete-") == ["complete-billing"])
+    remember(note(tmp_path, "127.0.0.1:6379", found.cluster), replace(found, secret=b"o" * 32))
+    assert completed(tmp_path, found, "topic", "describe", "") == [], "another cluster is there"
