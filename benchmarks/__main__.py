@@ -16,6 +16,7 @@ from typing import Any
 from benchmarks import (
     bench_filter,
     bench_rebalance,
+    console,
     consume,
     dataframe,
     delay,
@@ -58,6 +59,7 @@ PARTS = {
     "queue": durable_queue.run,
     "parked": parked.run,
     "filter": bench_filter.run,
+    "console": console.run,
 }
 PEERS = {
     "produce": [

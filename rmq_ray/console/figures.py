@@ -14,7 +14,7 @@ from rmq_ray.console.source import NAME_SERVER, Answers
 from rmq_ray.model.groups import is_system_group
 from rmq_ray.model.ids import MASTER_ID
 from rmq_ray.model.topics import DLQ_PREFIX, RETRY_PREFIX
-from rmq_ray.remoting.wire.overview import CLIENT, GROUP, LAG, TOPIC, named
+from rmq_ray.remoting.wire.overview import CLIENT, LAG, TOPIC, named
 
 BEHIND_MS = 10_000
 """A message that waits so long is worth a look; below that a group is at work."""
@@ -117,11 +117,12 @@ def group_rows(answers: Answers, *, system: bool = False) -> list[GroupRow]:
 
     told_all = not answers.missing
     for overview in answers.found.values():
-        for one in named(GROUP, overview.get("groups", ())):
-            known = row(one["group"])
-            known.members = max(known.members, one["members"])
-            known.kinds |= {one["kind"]} - {""}
-            known.conflicts = max(known.conflicts, one["conflicts"])
+        for name, members, kind, _, conflicts in overview.get("groups", ()):
+            known = row(name)
+            known.members = max(known.members, members)
+            known.conflicts = max(known.conflicts, conflicts)
+            if kind:
+                known.kinds.add(kind)
         lags = overview.get("lags")
         told_all = told_all and lags is not None
         for group, topic, lag, in_flight, age_ms in lags or ():
