@@ -19,7 +19,7 @@ in order of arrival.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
 
 from rmq_ray.model.groups import (
@@ -243,6 +243,7 @@ class ProducerTable:
 
     def __init__(self) -> None:
         self._groups: dict[str, dict[Connection, Client]] = {}
+        self._of: dict[Connection, dict[str, None]] = {}
         self._without_checker: set[tuple[str, Connection]] = set()
         self._turn = 0
 
@@ -254,6 +255,10 @@ class ProducerTable:
         """The group's connections, empty without members."""
         return dict(self._groups.get(group, ()))
 
+    def groups_of(self, connection: Connection) -> Set[str]:
+        """The groups that a connection is in."""
+        return self._of.get(connection, {}).keys()
+
     def register(
         self, group: str, connection: Connection, client: Client, without_checker: bool = False
     ) -> bool:
@@ -263,6 +268,7 @@ class ProducerTable:
             self._without_checker.add((group, connection))
         else:
             self._without_checker.discard((group, connection))
+        self._of.setdefault(connection, {})[group] = None
         known = channels.get(connection)
         if known is None or known.client_id != client.client_id:
             channels[connection] = client
@@ -278,11 +284,18 @@ class ProducerTable:
         self._without_checker.discard((group, connection))
         if not channels:
             del self._groups[group]
+        mine = self._of[connection]
+        del mine[group]
+        if not mine:
+            del self._of[connection]
         return True
 
     def closed(self, connection: Connection) -> list[str]:
         """The connection is gone; the groups it left."""
-        return [group for group in list(self._groups) if self.unregister(group, connection)]
+        left = list(self.groups_of(connection))
+        for group in left:
+            self.unregister(group, connection)
+        return left
 
     def expire(self, now_ms: int, expiry_ms: int = CHANNEL_EXPIRY_MS) -> list[Connection]:
         """Members that were silent too long leave; their connections, to be closed."""

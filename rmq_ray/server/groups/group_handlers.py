@@ -30,8 +30,6 @@ from rmq_ray.server.tables.group_table import GroupTable
 from rmq_ray.server.tables.topic_table import TopicTable
 
 log = logging.getLogger("rmq_ray.server")
-CLIENT_ID_CHARS_MAX = 1_024
-GROUPS_PER_HEARTBEAT_MAX = 1_024
 TOLD_CHARS_MAX = 2_000
 
 
@@ -58,19 +56,8 @@ class GroupHandlers:
     def heartbeat(self, command: Command, peer: Peer) -> Command:
         """HEART_BEAT 34."""
         beat = bodies.decode_heartbeat(command.body_bytes())
-        if len(beat.consumers) + len(beat.producer_groups) > GROUPS_PER_HEARTBEAT_MAX:
-            return command.answer(
-                ResponseCode.SYSTEM_ERROR,
-                remark=(
-                    f"more than {GROUPS_PER_HEARTBEAT_MAX} groups in one heartbeat; use several "
-                    f"client instances"
-                ),
-            )
-        if len(beat.client_id) > CLIENT_ID_CHARS_MAX:
-            return command.answer(
-                ResponseCode.SYSTEM_ERROR,
-                remark=f"a client id has at most {CLIENT_ID_CHARS_MAX} characters",
-            )
+        if reason := self._members.refusal_to_know(beat, peer):
+            return command.answer(ResponseCode.SYSTEM_ERROR, remark=reason)
         client = Client(beat.client_id, self._clock.now_ms(), command.language, command.version)
         self._members.introduce(peer, beat.client_id)
         refused, conflicts = [], []

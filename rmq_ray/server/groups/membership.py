@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from rmq_ray.clock import Clock
-from rmq_ray.model.groups import ConsumerData, ConsumeType
+from rmq_ray.model.groups import ConsumerData, ConsumeType, Heartbeat
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.consumer_group import Connection, ConsumerGroup, ConsumerTable, ProducerTable
@@ -24,6 +24,10 @@ from rmq_ray.protocol.queue_locks import LOCK_LIFE_MS, QueueLocks
 POP = ConsumeType.CONSUME_POP
 CLIENT_ID = "client_id"
 CONSUMER_GROUPS = "consumer_groups"
+CLIENT_ID_CHARS_MAX = 1_024
+GROUP_NAME_CHARS_MAX = 255
+"""What Apache RocketMQ's clients allow, more than ours."""
+GROUPS_PER_CONNECTION_MAX = 1_024
 
 
 class GroupMembership:
@@ -57,6 +61,26 @@ class GroupMembership:
         self.locks.returned(client_id)
         if group is not None:
             peer.attributes.setdefault(CONSUMER_GROUPS, set()).add(group)
+
+    def refusal_to_know(self, beat: Heartbeat, peer: Peer) -> str | None:
+        """Why a heartbeat is not taken in, with all that this connection's earlier ones said; None
+        when it is.
+        """
+        if len(beat.client_id) > CLIENT_ID_CHARS_MAX:
+            return f"a client id has at most {CLIENT_ID_CHARS_MAX} characters"
+        consumed = {data.group for data in beat.consumers}
+        produced = set(beat.producer_groups)
+        for group in consumed | produced:
+            if len(group) > GROUP_NAME_CHARS_MAX:
+                return f"a group's name has at most {GROUP_NAME_CHARS_MAX} characters: {group[:40]}..."
+        consumed |= peer.attributes.get(CONSUMER_GROUPS, set())
+        produced |= self.producers.groups_of(peer)
+        if len(consumed) + len(produced) > GROUPS_PER_CONNECTION_MAX:
+            return (
+                f"more than {GROUPS_PER_CONNECTION_MAX} groups over one connection; use several "
+                f"client instances"
+            )
+        return None
 
     def channel(self, client_id: str) -> Peer | None:
         """The connection whose heartbeat gave this id last; None when it is gone."""

@@ -166,3 +166,25 @@ def test_subscriptions_that_cannot_be_served_are_told_at_start(bench: Bench) -> 
             }
         )
         assert bench.ask(Code.CHECK_CLIENT_CONFIG, None, body).code == code
+
+
+def test_a_connection_that_names_groups_without_end_is_refused_and_leaves_none_behind(
+    bench: Bench,
+) -> None:
+    def beat(peer: FakePeer, *groups: str) -> str | None:
+        body = bodies.encode_heartbeat(Heartbeat("c1", groups))
+        answer = bench.ask(Code.HEART_BEAT, None, body, peer)
+        return None if answer.code == 0 else answer.remark
+
+    eve, shop = FakePeer(port=1), FakePeer(port=2)
+    assert beat(shop, "shops") is None
+    for first in range(0, 1_024, 256):
+        assert beat(eve, *(f"p{n}" for n in range(first, first + 256))) is None
+    assert beat(eve, "p0", "p1") is None, "the same ones again"
+    for groups in (("another",), tuple(f"q{n}" for n in range(1_025))):
+        assert "more than 1024 groups over one connection" in (beat(eve, *groups) or "")
+    assert "at most 255 characters" in (beat(shop, "x" * 256) or "")
+    producers = bench.core.members.producers
+    assert len(producers.groups()) == 1_025
+    bench.core.closed(eve)
+    assert set(producers.groups()) == {"shops"} and not producers.groups_of(eve)
