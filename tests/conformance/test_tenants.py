@@ -16,6 +16,7 @@ import pytest
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import RemotingLimits, TlsSettings
+from rmq_ray.errors import RemotingError
 from rmq_ray.model.topics import REPLY_SUFFIX
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.access.accounts import Account, Right
@@ -29,6 +30,7 @@ from rmq_ray.server.groups.membership import GroupMembership
 from rmq_ray.server.transaction.transaction_handlers import TransactionAsker
 from tests.support.asked_requests import signed
 from tests.support.brokers.live_cluster import CLUSTER, LiveCluster
+from tests.support.waiting import eventually
 
 SECRET = "the secret of all"
 RULES = AccessRules(
@@ -37,6 +39,9 @@ RULES = AccessRules(
         for one in (
             Account("eve-shop", SECRET),
             Account("web-shop", SECRET, topics={"orders": Right.PUB}),
+            Account(
+                "our-reader", SECRET, topics={"orders": Right.SUB}, groups={"reads": Right.SUB}
+            ),
             Account("operator", SECRET, admin=True),
         )
     },
@@ -178,3 +183,58 @@ def test_a_client_id_has_an_end(connection: Connection) -> None:
     for length, code in ((1_024, 0), (1_025, 1)):
         beat = of("web-shop", Code.HEART_BEAT, {}, body % (b"x" * length))
         assert connection.request(beat, WAIT_MS).code == code
+
+
+def parking_pull(account: str, end: int) -> Command:
+    fields = {
+        "consumerGroup": "reads",
+        "topic": "orders",
+        "queueId": "0",
+        "queueOffset": str(end),
+        "maxMsgNums": "32",
+        "sysFlag": "6",
+        "commitOffset": "0",
+        "suspendTimeoutMillis": str(WAIT_MS),
+        "subscription": "*",
+        "subVersion": "0",
+    }
+    return of(account, Code.PULL_MESSAGE, fields)
+
+
+@pytest.mark.parametrize("ending", ["gone", "without a right", "with another secret"])
+def test_what_waits_for_an_account_ends_with_what_it_was(
+    cluster: LiveCluster, connection: Connection, ending: str
+) -> None:
+    core = cluster.brokers[0]._core
+    assert core is not None
+    came: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    of_queue = {"topic": "orders", "queueId": "0"}
+    told = connection.request(of("operator", Code.GET_MAX_OFFSET, of_queue), WAIT_MS)
+    end = int((told.fields or {})["offset"])
+    connection.request_async(parking_pull("our-reader", end), WAIT_MS, came.put)
+    eventually(lambda: core.status()["parked_pulls"] == 1)
+    reader = RULES.find("our-reader")
+    assert reader is not None
+    cluster.set_access_rules(
+        {
+            "gone": RULES.without("our-reader"),
+            "without a right": RULES.with_account(replace(reader, groups={})),
+            "with another secret": RULES.with_account(replace(reader, secret_key="another one")),
+        }[ending]
+    )
+    assert isinstance(came.get(timeout=WAIT_S), RemotingError)
+    eventually(lambda: core.status()["parked_pulls"] == 0)
+
+
+def test_rights_that_grow_and_those_of_others_disturb_nobody(
+    cluster: LiveCluster, connection: Connection
+) -> None:
+    of_reader = {"group": "reads", "topic": "orders"}
+    assert connection.request(of("our-reader", Code.GET_CONSUMER_LIST_BY_GROUP, of_reader), WAIT_MS)
+    reader = RULES.find("our-reader")
+    assert reader is not None
+    wider = replace(reader, topics={"orders": Right.PUB | Right.SUB})
+    cluster.set_access_rules(RULES.with_account(wider).without("eve-shop"))
+    assert connection.request(of("our-reader", Code.GET_CONSUMER_LIST_BY_GROUP, of_reader), WAIT_MS)
+    assert RULES.narrowed(RULES.with_account(wider)) == frozenset()
+    assert RULES.narrowed(RULES.without("eve-shop")) == {"eve-shop"}

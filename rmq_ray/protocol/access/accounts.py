@@ -105,7 +105,7 @@ class Account:
         whole is open to every account, unless it is for administrators (``decision``). Topics of
         the brokers' own (delayed and half messages of everybody) need an entry.
         """
-        if kind is ResourceKind.CLUSTER or (self.admin and not (self.topics or self.groups)):
+        if kind is ResourceKind.CLUSTER or self._may_everything:
             return True
         topic = kind is ResourceKind.TOPIC
         held, default = (
@@ -117,6 +117,24 @@ class Account:
             default = Right.NONE
         return bool(held.get(name, default) & wanted)
 
+    def is_more_than(self, later: Account | None) -> bool:
+        """Whether who is connected as this account has to prove itself anew to ``later``, its next
+        self: it is gone, proves itself otherwise, or holds less somewhere.
+        """
+        if later is None or self.admin > later.admin:
+            return True
+        if (self.secret_key, self.white_address) != (later.secret_key, later.white_address):
+            return True
+        if self._may_everything or later._may_everything:
+            return not later._may_everything
+        return _holds_more(
+            self.topics, self.default_topic, later.topics, later.default_topic
+        ) or _holds_more(self.groups, self.default_group, later.groups, later.default_group)
+
+    @property
+    def _may_everything(self) -> bool:
+        return self.admin and not (self.topics or self.groups)
+
     def needs_no_signature_from(self, host: str) -> bool:
         """Whether its white list has this address."""
         return white_list(self.white_address).has(host)
@@ -126,6 +144,14 @@ class Account:
         itself need not travel with plans and tasks.
         """
         return hmac.digest(self.secret_key.encode(), _HANDSHAKE + cluster.encode(), "sha256")
+
+
+def _holds_more(
+    held: Mapping[str, Right], default: Right, later: Mapping[str, Right], later_default: Right
+) -> bool:
+    return bool(default & ~later_default) or any(
+        held.get(name, default) & ~later.get(name, later_default) for name in {*held, *later}
+    )
 
 
 def _key_faults(what: str, value: object, *, shown: bool) -> Iterable[str]:

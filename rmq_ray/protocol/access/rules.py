@@ -60,6 +60,12 @@ class AccessRules:
         """The account of this key."""
         return self.accounts.get(access_key)
 
+    def narrowed(self, later: AccessRules) -> frozenset[str]:
+        """Access keys of those that are more by these rules than by later ones."""
+        return frozenset(
+            key for key, one in self.accounts.items() if one.is_more_than(later.find(key))
+        )
+
     def needs_no_account(self, host: str) -> bool:
         """Whether the global white list has this address."""
         return is_white(self.white_addresses, host)

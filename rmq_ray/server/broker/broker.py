@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 from rmq_ray.clock import Clock
@@ -45,7 +45,7 @@ from rmq_ray.server.pull.hold_link import HoldLink
 from rmq_ray.server.pull.parked_pulls import Hold, LocalHold, OnWake
 from rmq_ray.server.replication.leadership import NO_ID, Leadership
 from rmq_ray.server.security.access_copy import AccessCopy
-from rmq_ray.server.security.access_guard import AccessGuard
+from rmq_ray.server.security.access_guard import AccessGuard, asked_as
 from rmq_ray.server.security.audit_log import AUDIT_FILE, AuditLog
 from rmq_ray.server.slave.replica import Replica
 from rmq_ray.store.front.message_store import StoreState
@@ -105,6 +105,7 @@ class Broker:
         """Refusals and changes, written to the store's directory."""
         self.access = AccessCopy(config.cluster_name, f"{config.store.path}/rmq_ray", self._files)
         """The cluster's accounts, where connections need one."""
+        self.access.on_narrowed = self._disconnect_accounts
         acl = config.foreign is ForeignClients.ACL
         self._guard = (
             AccessGuard(
@@ -250,6 +251,14 @@ class Broker:
         """Close every connection: clients ask the name servers where to go on."""
         for peer in list(self._listener.peers):
             peer.close(reason)
+
+    def _disconnect_accounts(self, access_keys: Set[str]) -> None:
+        """Pulls that are parked and groups that are joined by what an account was end with its
+        connections; who still may is back at once.
+        """
+        for peer in list(self._listener.peers):
+            if asked_as(peer, access_keys):
+                peer.close(f"the account {peer.account} is gone, or may less than before")
 
     def follow_master(self, broker_id: int, address: str, epoch: int) -> None:
         """Begin to follow the master of ``epoch``; nobody is followed now."""

@@ -72,7 +72,7 @@ class GroupMembership:
         produced = set(beat.producer_groups)
         for group in consumed | produced:
             if len(group) > GROUP_NAME_CHARS_MAX:
-                return f"a group's name has at most {GROUP_NAME_CHARS_MAX} characters: {group[:40]}..."
+                return f"the group {group[:40]}... has more than {GROUP_NAME_CHARS_MAX} characters"
         consumed |= peer.attributes.get(CONSUMER_GROUPS, set())
         produced |= self.producers.groups_of(peer)
         if len(consumed) + len(produced) > GROUPS_PER_CONNECTION_MAX:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Set
 from typing import Any
 
 from rmq_ray.errors import RmqError
@@ -24,12 +24,15 @@ from rmq_ray.server.security.rules_file import ACCESS_FILE, RulesFile
 
 log = logging.getLogger("rmq_ray.server.security")
 NONE_YET = -1
+OnNarrowed = Callable[[Set[str]], None]
+"""Accounts that are gone, or hold less than they did: their access keys. On the loop."""
 ChangeRules = Callable[[AccountChange, ChangeAuthor], Awaitable[object]]
 
 
 class AccessCopy:
     """``directory``: where the copy lies, ``""`` = nowhere; it may come later, as a store's does.
-    ``rules`` is None before any were told. ``change_rules``: makes a change for the whole cluster;
+    ``rules`` is None before any were told. ``on_narrowed``: hears whose connections are to end;
+    None = each request is judged alone. ``change_rules``: makes a change for the whole cluster;
     None = there is no controller, and this copy is all there is.
     """
 
@@ -43,6 +46,7 @@ class AccessCopy:
         self._keys: dict[str, bytes] = {}
         self.rules: AccessRules | None = None
         self.change_rules: ChangeRules | None = None
+        self.on_narrowed: OnNarrowed | None = None
 
     @property
     def version(self) -> int:
@@ -101,7 +105,9 @@ class AccessCopy:
     def _hold(self, rules: AccessRules) -> None:
         cluster = self._cluster
         self._keys = {key: one.handshake_key(cluster) for key, one in rules.accounts.items()}
-        self.rules = rules
+        before, self.rules = self.rules, rules
+        if before is not None and self.on_narrowed is not None:
+            self.on_narrowed(before.narrowed(rules))
 
     def _write(self) -> None:
         rules = self.rules

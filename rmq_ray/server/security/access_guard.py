@@ -13,7 +13,7 @@ but members is served; a request that is refused changes nothing, and is counted
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 from rmq_ray.errors import NotAuthorized
@@ -35,6 +35,8 @@ APACHES_WORDS = "org.apache.rocketmq.acl.common.AclException: "
 PASSED_MAX = 10_000
 _NOBODY_ASKED = "access white list"
 """In a connection's notes: its address needs no account."""
+_SIGNERS = "access keys"
+"""In a connection's notes: who signed requests over it."""
 
 
 class AskedBy:
@@ -54,6 +56,13 @@ class AskedBy:
 
     def __hash__(self) -> int:
         return hash(self._peer)
+
+
+def asked_as(peer: Peer, access_keys: Set[str]) -> bool:
+    """Whether one of these accounts has asked for something over this connection."""
+    return not peer.member and not access_keys.isdisjoint(
+        {peer.account, *peer.attributes.get(_SIGNERS, ())}
+    )
 
 
 class AccessGuard:
@@ -160,6 +169,7 @@ class AccessGuard:
         peer.account = ""
         account = signer(rules, command, peer.host)
         peer.account = account.access_key
+        peer.attributes.setdefault(_SIGNERS, set()).add(peer.account)
         return account
 
     def _check(self, rules: AccessRules, account: Account, action: Action, found: Touched) -> None:
