@@ -13,6 +13,7 @@ import ray
 
 import rmq_ray as rmq
 from benchmarks.scene import PATIENCE_S, ROUNDS, Scene, producer_actor
+from benchmarks.settle import settle
 
 ROWS = 100_000
 
@@ -24,7 +25,7 @@ def run(scene: Scene, mq: rmq.Cluster) -> None:
         ("1 KB", 1_024, "kafka_1k", 1.0),
     ):
         topic = f"columns-{size}"
-        count = scene.count(1_000_000 if size == 100 else 400_000)
+        count = scene.count(4_000_000 if size == 100 else 1_000_000)
         with producer_actor(mq, topic) as producer:
             rates = ray.get(
                 producer.run.remote(send_columns, topic, count, size), timeout=PATIENCE_S
@@ -52,6 +53,7 @@ def send_columns(producer: rmq.Producer, topic: str, messages: int, size: int) -
     rates = []
     times = max(1, messages // rows)
     for _ in range(ROUNDS + 1):  # the first one warms up
+        settle()
         begin = time.perf_counter()
         for _ in range(times):
             producer.send_arrow(topic, table, body="body", key="id", tag="origin")

@@ -25,6 +25,7 @@ from benchmarks.scene import (
     median_of_rounds,
     producer_actor,
 )
+from benchmarks.settle import settle
 
 SENDERS = 64
 SECONDS = 6.0
@@ -54,13 +55,15 @@ def batches(scene: Scene, mq: rmq.Cluster, queue_rate: float) -> None:
         ("100 B x 1,000", 100, 1_000, "batch_100"),
         ("1 KB x 400", 1_024, 400, "batch_1k"),
     ):
-        messages = scene.count(1_000_000 if size == 100 else 300_000)
+        messages = scene.count(3_000_000 if size == 100 else 1_000_000)
         rates: dict[str, list[float]] = {way: [] for way in (*WAYS, "bare path")}
         with producer_actor(mq, f"batch-{size}") as producer:
             for _ in range(ROUNDS + 1):
+                settle()
                 bare = floors.bare_produce_per_s(str(scene.directory), size, batch, messages)
                 rates["bare path"].append(bare)
                 for way in WAYS:
+                    settle()
                     sent = producer.run.remote(
                         send_batches, f"batch-{size}", messages, size, batch, way
                     )
@@ -228,7 +231,7 @@ LABELS: dict[str, Any] = {
 def self_batched(scene: Scene, mq: rmq.Cluster) -> None:
     """``send_async`` once per message, from one thread."""
     mq.admin.create_topic("async", queues=4)
-    count = scene.count(600_000)
+    count = scene.count(1_000_000)
     for label, options, peer, goal in (
         ("", {}, "async", 3.0),
         (", tag, key, two properties", LABELS, "async_labels", 4.0),

@@ -20,6 +20,7 @@ import ray
 
 import rmq_ray as rmq
 from benchmarks.report import Report
+from benchmarks.settle import settle
 
 _numbers = itertools.count()
 ROUNDS = 3
@@ -28,8 +29,14 @@ PATIENCE_S = 120.0
 
 
 def median_of_rounds(once: Callable[[int], float]) -> float:
-    """Of ``once(number)``: the first round warms up and does not count, as at the peers."""
-    return statistics.median([once(number) for number in range(ROUNDS + 1)][1:])
+    """Of ``once(number)``, each behind ``settle``. The first round warms up and does not count, as
+    at the peers.
+    """
+    rates = []
+    for number in range(ROUNDS + 1):
+        settle()
+        rates.append(once(number))
+    return statistics.median(rates[1:])
 
 
 class Crew:

@@ -7,7 +7,6 @@ others are idle.
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -18,6 +17,7 @@ import ray
 import rmq_ray as rmq
 from benchmarks.produce import send_batches, timed_sends
 from benchmarks.scene import PATIENCE_S, ROUNDS, Scene
+from benchmarks.settle import settle
 from rmq_ray.cli.tls import make_files, tls_of
 
 SIZE, BATCH = 1_024, 400
@@ -61,7 +61,7 @@ def compared(
     names = list(ways)
     for _ in range(ROUNDS + 1):  # the first one warms up and does not count
         for name in names:
-            os.sync()
+            settle()
             rates[name].append(ways[name]())
         names.append(names.pop(0))
     (first, base), *others = ((name, statistics.median(of[1:])) for name, of in rates.items())

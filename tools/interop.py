@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = ROOT / "interop"
 SUITE = PROJECT / "rocketmq-tests"
 TARGET = PROJECT / "target"
+SETTLE = ROOT / "benchmarks" / "settle.py"
 BUILD_TIMEOUT_S = 540
 JVM_FLAGS = (
     "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
@@ -198,7 +199,8 @@ def bench(names: Sequence[str], scale: float) -> None:
             address = server.stdout.readline().strip()
             if not address:
                 raise RuntimeError("the Java broker did not start")
-            client = command("PeerBench", address, scale, *wanted, flags=measured(1))
+            settle = f"-Dinterop.settle={sys.executable}\n{SETTLE}"
+            client = command("PeerBench", address, scale, *wanted, flags=(*measured(1), settle))
             subprocess.run(
                 client, check=True, timeout=120 * len(wanted) + 60, cwd=TARGET, stdout=sys.stdout
             )
