@@ -25,7 +25,7 @@ def run(scene: Scene, mq: rmq.Cluster) -> None:
         ("1 KB", 1_024, "kafka_1k", 1.0),
     ):
         topic = f"columns-{size}"
-        count = scene.count(4_000_000 if size == 100 else 1_000_000)
+        count = scene.count(2_000_000 if size == 100 else 500_000)
         with producer_actor(mq, topic) as producer:
             rates = ray.get(
                 producer.run.remote(send_columns, topic, count, size), timeout=PATIENCE_S

@@ -36,8 +36,8 @@ def run(scene: Scene) -> None:
     tell = scene.report.rate
     with scene.cluster() as mq:
         for label, size, messages, batch, peer in (
-            ("100 B", 100, scene.count(2_000_000), 1_000, "consume"),
-            ("1 KB", 1_024, scene.count(800_000), 400, "consume_1k"),
+            ("100 B", 100, scene.count(1_500_000), 1_000, "consume"),
+            ("1 KB", 1_024, scene.count(500_000), 400, "consume_1k"),
         ):
             topic = f"batch-{size}"
             batched_rate(mq, topic, messages, size, batch)

@@ -32,7 +32,7 @@ from benchmarks.settle import settle
 PROJECT = Path(__file__).resolve().parents[1] / "interop" / "kafka"
 SPARK_PROJECT = PROJECT.parent / "kafka-spark"
 BUILD_TIMEOUT_S, START_TIMEOUT_S, RUN_TIMEOUT_S = 540, 60.0, 300
-BENCHES = {"kafka_100": (100, 4_000_000), "kafka_1k": (1_024, 1_000_000)}
+BENCHES = {"kafka_100": (100, 2_000_000), "kafka_1k": (1_024, 500_000)}
 """Bytes of a body, messages of a round at full length."""
 SHIPPED_FLAGS = (
     "-Xmx1g",

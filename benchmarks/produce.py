@@ -55,7 +55,7 @@ def batches(scene: Scene, mq: rmq.Cluster, queue_rate: float) -> None:
         ("100 B x 1,000", 100, 1_000, "batch_100"),
         ("1 KB x 400", 1_024, 400, "batch_1k"),
     ):
-        messages = scene.count(3_000_000 if size == 100 else 1_000_000)
+        messages = scene.count(1_500_000 if size == 100 else 500_000)
         rates: dict[str, list[float]] = {way: [] for way in (*WAYS, "bare path")}
         with producer_actor(mq, f"batch-{size}") as producer:
             for _ in range(ROUNDS + 1):

@@ -23,7 +23,8 @@ from benchmarks.report import Report
 from benchmarks.settle import settle
 
 _numbers = itertools.count()
-ROUNDS = 3
+ROUNDS = 5
+"""Short ones: memory that ``settle`` gave back stays at hand for some two seconds."""
 PATIENCE_S = 120.0
 """A round that takes longer has stalled, and is a failure."""
 

@@ -7,10 +7,13 @@ Reserved property names and limits: store-format 2.4 and 2.5.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, field, make_dataclass
 from datetime import datetime, timedelta
 from enum import Enum
-from typing import Any, NoReturn, Self, cast
+from typing import Any, ClassVar, NoReturn
+
+from msgspec import Struct
+from msgspec.structs import fields
 
 from rmq_ray.model.ids import LogOffset, MessageQueue, QueueOffset
 
@@ -80,9 +83,6 @@ the single-message path.
 """
 
 
-_new = object.__new__
-
-
 class SysFlag:
     """Bits of a record's SYSFLAG (store-format 2.3)."""
 
@@ -118,25 +118,7 @@ class NoProperties(dict[str, str]):
 NO_PROPERTIES = NoProperties()
 
 
-class _Unfinished:
-    """A ``Message`` in the making. It has the same slots, and they may be assigned."""
-
-    __slots__ = (
-        "topic",
-        "body",
-        "tag",
-        "keys",
-        "properties",
-        "flag",
-        "delay_level",
-        "wait_store_ok",
-        "delay",
-        "deliver_at",
-    )
-
-
-@dataclass(frozen=True, slots=True, init=False)
-class Message:
+class Message(Struct, frozen=True, gc=False):
     """One message to send.
 
     ``body``: 1 byte to 4 MiB. ``tag``: one tag, used by consumers to filter. ``keys``: business
@@ -144,7 +126,12 @@ class Message:
     ``properties``: user properties; names and values not empty, no reserved names. ``flag``: a
     signed number of 32 bits, opaque to the queue. ``delay_level``: 0 = none, 1..18; or ``delay``,
     or ``deliver_at``: an exact time. Checked by ``protocol.validators`` when it is sent, not here.
+
+    A ``msgspec.Struct``: made in 0.04 us where a frozen dataclass takes one, more than all else
+    that sending a small message in a batch costs. ``dataclasses.replace`` and its kin take it.
     """
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
 
     topic: str
     body: bytes
@@ -157,38 +144,14 @@ class Message:
     delay: timedelta | None = None
     deliver_at: datetime | None = None
 
-    def __new__(  # noqa: PLR0913 - the fields
-        cls,
-        topic: str,
-        body: bytes,
-        tag: str | None = None,
-        keys: Sequence[str] = (),
-        properties: Mapping[str, str] = NO_PROPERTIES,
-        flag: int = 0,
-        delay_level: int = 0,
-        wait_store_ok: bool = True,
-        delay: timedelta | None = None,
-        deliver_at: datetime | None = None,
-    ) -> Self:
-        """Fields in their order, as of any dataclass."""
-        # The way of a frozen dataclass, one ``object.__setattr__`` a field and a dict, costs four
-        # times as much, which is a third of what sending a small message in a batch costs.
-        message: Any = _new(_Unfinished)
-        message.topic = topic
-        message.body = body
-        message.tag = tag
-        message.keys = keys
-        message.properties = properties
-        message.flag = flag
-        message.delay_level = delay_level
-        message.wait_store_ok = wait_store_ok
-        message.delay = delay
-        message.deliver_at = deliver_at
-        message.__class__ = cls
-        return cast(Self, message)
 
-    def __reduce__(self) -> tuple[type[Self], tuple[object, ...]]:
-        return type(self), tuple(getattr(self, name) for name in _Unfinished.__slots__)
+Message.__dataclass_fields__ = make_dataclass(  # type: ignore[attr-defined]
+    "Message",
+    [
+        (of.name, of.type, field(default=MISSING if of.required else of.default))
+        for of in fields(Message)
+    ],
+).__dataclass_fields__
 
 
 class SendStatus(Enum):

@@ -35,7 +35,7 @@ public final class PeerBench {
     private static final int MEASURE_MS = 6_000;
     private static final int PATIENCE_S = 120;
     private static final int QUEUES = 4;
-    private static final int ROUNDS = 3;
+    private static final int ROUNDS = 5;
     private static final int UNANSWERED = 1_000;
     private static final int WARM_UP_MESSAGES = 300;
 
@@ -75,12 +75,12 @@ public final class PeerBench {
             case "sync_64", "sync_flush_64" -> sync(name, 64);
             case "async" -> async(name, false);
             case "async_labels" -> async(name, true);
-            case "batch_100" -> batch(name, 100, 1_000, 3_000_000);
-            case "batch_1k" -> batch(name, 1_024, 400, 1_000_000);
-            case "consume" -> consume(name, 100, 1_000, 2_000_000, 1);
-            case "consume_1k" -> consume(name, 1_024, 400, 800_000, 1);
-            case "consume_32" -> consume(name, 100, 1_000, 2_000_000, 32);
-            case "consume_1k_32" -> consume(name, 1_024, 400, 800_000, 32);
+            case "batch_100" -> batch(name, 100, 1_000, 1_500_000);
+            case "batch_1k" -> batch(name, 1_024, 400, 500_000);
+            case "consume" -> consume(name, 100, 1_000, 1_500_000, 1);
+            case "consume_1k" -> consume(name, 1_024, 400, 500_000, 1);
+            case "consume_32" -> consume(name, 100, 1_000, 1_500_000, 32);
+            case "consume_1k_32" -> consume(name, 1_024, 400, 500_000, 32);
             case "latency" -> latency(name, 10);
             default -> throw new IllegalArgumentException(name);
         }
