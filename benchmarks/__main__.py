@@ -7,11 +7,8 @@ python -m benchmarks [names] [--scale 0.1] [--peers] [--ahead] [--json FILE]
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from benchmarks import (
     bench_filter,
@@ -24,10 +21,11 @@ from benchmarks import (
     failover,
     flat,
     flush,
+    foreign,
     growth,
-    kafka_peer,
     latency,
     parked,
+    peers,
     produce,
     recovery,
     replication,
@@ -52,6 +50,7 @@ PARTS = {
     "flat": flat.run,
     "scan": scan.run,
     "secured": secured.run,
+    "foreign": foreign.run,
     "transaction": transaction.run,
     "delay": delay.run,
     "ways": ways.run,
@@ -60,21 +59,6 @@ PARTS = {
     "parked": parked.run,
     "filter": bench_filter.run,
     "console": console.run,
-}
-PEERS = {
-    "produce": [
-        "sync_1",
-        "sync_64",
-        "async",
-        "async_labels",
-        "batch_100",
-        "batch_1k",
-        *kafka_peer.BENCHES,
-    ],
-    "consume": ["consume", "consume_1k", "consume_32", "consume_1k_32"],
-    "latency": ["latency"],
-    "flush": ["sync_flush_64"],
-    "dataframe": [],  # starts its own
 }
 
 
@@ -137,7 +121,7 @@ def main() -> int:
         )
         for name in names:
             if arguments.peers:
-                where.peers.update(run_peers(PEERS.get(name, []), arguments.scale))
+                where.peers.update(peers.run(peers.BESIDE.get(name, []), arguments.scale))
             print(f"--- {name}", flush=True)
             PARTS[name](where)
         if arguments.json:
@@ -147,37 +131,6 @@ def main() -> int:
         missed = where.report.missed
     print(f"--- {len(missed)} missed" if missed else "--- every target reached")
     return 1 if missed else 0
-
-
-def run_peers(names: list[str], scale: float) -> dict[str, dict[str, Any]]:
-    """Figures of other systems' brokers and clients by name."""
-    kafka = [name for name in names if name in kafka_peer.BENCHES]
-    java = [name for name in names if name not in kafka]
-    found = {}
-    for product, command in (
-        ("RocketMQ 4.9.7", ["tools/interop.py", "bench", *java]),
-        ("Kafka 3.9.1", ["-m", "benchmarks.kafka_peer", *kafka]),
-    ):
-        if command[-1] in names:
-            done = subprocess.run(
-                [sys.executable, *command, f"--scale={scale}"],
-                stdout=subprocess.PIPE,
-                text=True,
-                check=True,
-                timeout=1_800,
-            )
-            for line in [
-                json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")
-            ]:
-                print(f"    Apache {product}, {line}", flush=True)
-                found[line["bench"]] = line
-    silent = sorted(set(names) - set(found))
-    if silent:
-        sys.exit(
-            f"no figure came from the peers for {', '.join(silent)}: their targets cannot be "
-            f"judged; see what they wrote above"
-        )
-    return found
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ SHIPPED_FLAGS = (
 """Of kafka-server-start.sh and kafka-run-class.sh."""
 PIECE = 2_000
 """Messages of one ``produce_batch``."""
-ROUNDS = 3
+ROUNDS = 5
 
 
 def class_path(project: Path = PROJECT) -> str:

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.__main__ import PEERS
+from benchmarks import scene
 from benchmarks.consume import PUSHED, said
 from benchmarks.kafka_peer import BENCHES
+from benchmarks.peers import BESIDE
 from benchmarks.report import BEGIN, END, Figure, Report, circumstances, table, write_report
-from benchmarks.scene import Crew, median_of_rounds
+from benchmarks.scene import Crew
 from tools import interop
 
 
@@ -56,8 +57,18 @@ def test_rows_say_the_settings_as_they_are_written_the_default_ones_first() -> N
     ]
 
 
-def test_the_first_round_warms_up_and_the_median_of_the_others_counts() -> None:
-    assert median_of_rounds(lambda number: [1e9, 7.0, 3.0, 5.0][number]) == 5.0
+def test_the_first_round_warms_up_and_the_median_of_the_others_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[object] = []
+    monkeypatch.setattr(scene, "settle", lambda: done.append("settled"))
+
+    def once(number: int) -> float:
+        done.append(number)
+        return [1e9, 7.0, 3.0, 5.0, 1.0, 6.0][number]
+
+    assert scene.median_of_rounds(once) == 5.0
+    assert done[::2] == ["settled"] * 6 and done[1::2] == list(range(6))
 
 
 def test_what_a_sending_thread_raises_fails_the_round() -> None:
@@ -71,7 +82,7 @@ def test_what_a_sending_thread_raises_fails_the_round() -> None:
 
 def test_every_peer_that_a_part_asks_for_can_be_run() -> None:
     source = (interop.PROJECT / "src/main/java/interop/PeerBench.java").read_text()
-    asked = {name for names in PEERS.values() for name in names}
+    asked = {name for names in BESIDE.values() for name in names}
     assert asked == {*interop.BENCHES, *BENCHES}
     assert [name for name in interop.BENCHES if f'"{name}"' not in source] == []
 

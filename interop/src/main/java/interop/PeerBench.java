@@ -12,6 +12,8 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicLong;
 import java.util.concurrent.locks.LockSupport;
+import org.apache.rocketmq.acl.common.AclClientRPCHook;
+import org.apache.rocketmq.acl.common.SessionCredentials;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
@@ -24,6 +26,7 @@ import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.protocol.ResponseCode;
+import org.apache.rocketmq.remoting.RPCHook;
 
 /**
  * Apache RocketMQ's Java client, measured: one JSON line for each benchmark. Arguments: name server, scale (1 = full length),
@@ -51,7 +54,7 @@ public final class PeerBench {
     private PeerBench(String nameServer, double scale) throws Exception {
         this.nameServer = nameServer;
         this.scale = scale;
-        producer = new DefaultMQProducer("bench-producer");
+        producer = new DefaultMQProducer("bench-producer", signing());
         producer.setNamesrvAddr(nameServer);
         producer.setInstanceName("bench-producer");
         producer.setDefaultTopicQueueNums(QUEUES);
@@ -346,13 +349,19 @@ public final class PeerBench {
     }
 
     private DefaultMQPushConsumer consumer(String topic, int round, MessageListenerConcurrently listener) throws Exception {
-        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer("bench-" + topic + "-" + round);
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer("bench-" + topic + "-" + round, signing());
         consumer.setNamesrvAddr(nameServer);
         consumer.setInstanceName("bench-" + topic + "-" + round);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.subscribe(topic, "*");
         consumer.registerMessageListener(listener);
         return consumer;
+    }
+
+    /** What signs requests for the account of the environment; null without one. */
+    private static RPCHook signing() {
+        String key = System.getenv("INTEROP_ACCESS_KEY");
+        return key == null ? null : new AclClientRPCHook(new SessionCredentials(key, System.getenv("INTEROP_SECRET_KEY")));
     }
 
     private static Thread daemon(Runnable work) {
