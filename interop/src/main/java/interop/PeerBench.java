@@ -17,6 +17,7 @@ import org.apache.rocketmq.acl.common.SessionCredentials;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
 import org.apache.rocketmq.client.exception.MQBrokerException;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendCallback;
@@ -349,7 +350,7 @@ public final class PeerBench {
     }
 
     private DefaultMQPushConsumer consumer(String topic, int round, MessageListenerConcurrently listener) throws Exception {
-        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer("bench-" + topic + "-" + round, signing());
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer("bench-" + topic + "-" + round, signing(), new AllocateMessageQueueAveragely());
         consumer.setNamesrvAddr(nameServer);
         consumer.setInstanceName("bench-" + topic + "-" + round);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
