@@ -49,6 +49,7 @@ COMMANDS = {
     "shell": "main",
     "console": "console",
     "completion": "shell.completion",
+    "mqadmin": "shell.mqadmin",
     "store": "stores",
     "bench": "bench",
 }
@@ -75,10 +76,12 @@ class Anywhere(click.Group):
         return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import and return it; None where there is none."""
+        """Import and return it, by mqadmin's name, too; None where there is none."""
         module = COMMANDS.get(cmd_name)
         if module is None:
-            return None
+            from rmq_ray.cli.shell.mqadmin import stands_for  # only who types such a name waits
+
+            return stands_for(cmd_name)
         found: click.Command = getattr(import_module(f"rmq_ray.cli.{module}"), cmd_name)
         return found
 
