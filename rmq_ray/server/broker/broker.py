@@ -54,6 +54,7 @@ log = logging.getLogger("rmq_ray.server")
 role_log = logging.getLogger("rmq_ray.server.replication.leadership")
 READ_THREADS = 2
 EVERYTHING = 1 << 62  # a log offset behind every log
+ANSWERS_FIRST_S = 0.5  # before a connection whose account may less is closed
 
 
 def _raise(reason: object) -> None:
@@ -254,11 +255,13 @@ class Broker:
 
     def _disconnect_accounts(self, access_keys: Set[str]) -> None:
         """Pulls that are parked and groups that are joined by what an account was end with its
-        connections; who still may is back at once.
+        connections; who still may is back at once. What they have asked for before is answered
+        first: the change itself may have come by one of them.
         """
-        for peer in list(self._listener.peers):
-            if asked_as(peer, access_keys):
-                peer.close(f"the account {peer.account} is gone, or may less than before")
+        reason = "an account that it was used by is gone, or may less than before"
+        ending = [peer for peer in self._listener.peers if asked_as(peer, access_keys)]
+        for peer in ending:
+            asyncio.get_running_loop().call_later(ANSWERS_FIRST_S, peer.close, reason)
 
     def follow_master(self, broker_id: int, address: str, epoch: int) -> None:
         """Begin to follow the master of ``epoch``; nobody is followed now."""
