@@ -290,7 +290,7 @@ def _entry(text: str) -> tuple[str, str]:
     return name, right
 
 
-@click.command(short_help="What was refused and what was changed, by whom.")
+@click.command()
 @click.option("--lines", default=50, show_default=True, type=click.IntRange(1, 10_000))
 @click.option("--since", default="", help="A time (UTC), or its beginning: 2026-11-22T10:00.")
 @click.option("--who", default="", help="A part of an account's name or of an address.")

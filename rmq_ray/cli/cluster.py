@@ -47,7 +47,7 @@ SHORTER = {"store_path": "--store", "tls_directory": "--tls"}
 PLAN_COLUMNS = ("actor", "action", "node", "resource", "port", "path", "store")
 
 
-@click.command(short_help="What `up --config` would do, without doing it.")
+@click.command()
 @click.option(
     "--config",
     type=click.Path(dir_okay=False),
@@ -108,7 +108,7 @@ def plan(options: Options, config: str, ray_port: int | None) -> None:
         raise click.exceptions.Exit(1)
 
 
-@click.command(short_help="Start the cluster, or attach to it; starts Ray where none runs.")
+@click.command()
 @click.option(
     "--config",
     type=click.Path(dir_okay=False),
@@ -260,7 +260,7 @@ def up(
     )
 
 
-@click.command(short_help="Stop the cluster, and Ray if `up` started it.")
+@click.command()
 @pass_options
 @told
 def down(options: Options) -> None:
@@ -295,7 +295,7 @@ def down(options: Options) -> None:
     output.record({"cluster": options.cluster, "state": state, "ray": outcome}, options.style)
 
 
-@click.command(short_help="Every actor and what it says of itself; exit code 1 if one does not.")
+@click.command()
 @pass_options
 @watched
 @told
@@ -329,7 +329,7 @@ def status(options: Options) -> None:
         raise click.exceptions.Exit(1)
 
 
-@click.command(short_help="Whether everything serves: exit code 0 or 1.")
+@click.command()
 @pass_options
 @watched
 @told
@@ -451,7 +451,7 @@ def use_topology(options: Options, config: str) -> Topology:
     return topology
 
 
-@click.command(short_help="Where Prometheus scrapes the cluster; starts the exporter.")
+@click.command()
 @click.option("--host", default="", help="What it listens on.  [default: the node's address]")
 @click.option(
     "--port",

@@ -12,7 +12,7 @@ from rmq_ray.console.settings import PORT, ConsoleSettings
 from rmq_ray.ports import Discovery
 
 
-@click.command(short_help="The cluster in a browser.")
+@click.command()
 @click.option(
     "--host",
     default="127.0.0.1",

@@ -25,7 +25,7 @@ from rmq_ray.errors import ConfigError
 LOOK_MS = 500
 
 
-@click.command("run", short_help="Run a @rmq.consumer as a group of actors.")
+@click.command("run")
 @click.argument("target", metavar="MODULE:CONSUMER")
 @click.option(
     "--actors",

@@ -34,7 +34,7 @@ Check = tuple[str, str, str, str]
 """(what, ok | warn | fail, what was found, remedy)."""
 
 
-@click.command(short_help="Check this machine, with remedies.")
+@click.command()
 @click.option(
     "--store",
     "store_path",

@@ -26,35 +26,38 @@ from rmq_ray.cli.shell.watch import DEFAULT_S
 from rmq_ray.config import CLUSTER_VARIABLE, DEFAULT_CLUSTER
 
 COMMANDS = {
-    "plan": "cluster",
-    "up": "cluster",
-    "down": "cluster",
-    "status": "cluster",
-    "health": "cluster",
-    "doctor": "doctor",
-    "topic": "topics",
-    "group": "groups",
-    "client": "groups",
-    "produce": "messages",
-    "consume": "messages",
-    "message": "messages",
-    "dlq": "dead_letters",
-    "run": "deploying",
-    "workers": "deploying",
-    "broker": "brokers",
-    "acl": "access",
-    "audit": "access",
-    "metrics": "cluster",
-    "tls": "tls",
-    "shell": "main",
-    "console": "console",
-    "completion": "shell.completion",
-    "mqadmin": "shell.mqadmin",
-    "store": "stores",
-    "bench": "bench",
+    "plan": ("cluster", "What `up --config` would do, without doing it."),
+    "up": ("cluster", "Start the cluster, or attach to it; starts Ray where none runs."),
+    "down": ("cluster", "Stop the cluster, and Ray if `up` started it."),
+    "status": ("cluster", "Every actor and what it says of itself; exit code 1 if one does not."),
+    "health": ("cluster", "Whether everything serves: exit code 0 or 1."),
+    "doctor": ("doctor", "Check this machine, with remedies."),
+    "topic": ("topics", "Topics: list, create, alter, describe, delete."),
+    "group": ("groups", "Consumer groups: list, describe, lag, seek, skip, clone, delete."),
+    "client": ("groups", "Connected consumers: list, describe."),
+    "produce": ("messages", "Send one message, or each line of standard input."),
+    "consume": ("messages", "Print messages as they come."),
+    "message": ("messages", "Single messages: find, get, trace, resend."),
+    "dlq": ("dead_letters", "Dead letters of groups: list, show, resend, export."),
+    "run": ("deploying", "Run a @rmq.consumer as a group of actors."),
+    "workers": ("deploying", "Groups that run under a name: status, scale, stop."),
+    "broker": ("brokers", "Brokers and their copies."),
+    "acl": (
+        "access",
+        "Accounts and rights: user, list, grant, revoke, test, import, export.",
+    ),
+    "audit": ("access", "What was refused and what was changed, by whom."),
+    "metrics": ("cluster", "Where Prometheus scrapes the cluster; starts the exporter."),
+    "tls": ("tls", "Certificates of a cluster."),
+    "shell": ("main", "Many commands in one process."),
+    "console": ("console", "The cluster in a browser."),
+    "completion": ("shell.completion", "Print the script that completes commands in a shell."),
+    "mqadmin": ("shell.mqadmin", "Commands by the names of RocketMQ's mqadmin."),
+    "store": ("stores", "A store's files on disk."),
+    "bench": ("bench", "Quick figures of the running cluster."),
 }
-"""Each command and the module here that has it, imported when it is used: a command waits for what
-it needs itself, not for what others need.
+"""Each command, the module here that has it, and what help says of it. The module is imported when
+the command is used: a command waits for what it needs itself, not for what others need.
 """
 WITH_VALUE = ("--access-key", "--address", "--cluster", "--format", "--timeout")
 WITHOUT_VALUE = ("-y", "--yes")
@@ -77,13 +80,19 @@ class Anywhere(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return it, by mqadmin's name, too; None where there is none."""
-        module = COMMANDS.get(cmd_name)
-        if module is None:
+        module, help_line = COMMANDS.get(cmd_name, ("", ""))
+        if not module:
             from rmq_ray.cli.shell.mqadmin import stands_for  # only who types such a name waits
 
             return stands_for(cmd_name)
         found: click.Command = getattr(import_module(f"rmq_ray.cli.{module}"), cmd_name)
+        found.short_help = help_line
         return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """All of them, without an import."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
 
     def make_context(
         self,
@@ -215,7 +224,7 @@ def main(  # noqa: PLR0913 - the options before the noun
     ctx.obj = Options(address, cluster, style, timeout_s, yes, access_key)
 
 
-@click.command(short_help="Many commands in one process.")
+@click.command()
 @click.pass_context
 @pass_options
 @told

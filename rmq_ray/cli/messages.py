@@ -51,7 +51,7 @@ FOREVER_S = 3_600.0
 _POLL_S = 0.2
 
 
-@click.command(short_help="Send one message, or each line of standard input.")
+@click.command()
 @click.argument("topic", shell_complete=topic_names)
 @click.argument("body", required=False)
 @click.option("--tag", default=None, help="Tag of every message.")
@@ -165,7 +165,7 @@ def _pair(text: str) -> tuple[str, str]:
     return name, value
 
 
-@click.command(short_help="Print messages as they come.")
+@click.command()
 @click.argument("topic", shell_complete=topic_names)
 @click.option(
     "--group",

@@ -21,7 +21,7 @@ PROGRAM, VARIABLE = "rmq-ray", "_RMQ_RAY_COMPLETE"
 ANSWER_S = 0.5
 
 
-@click.command(short_help="Print the script that completes commands in a shell.")
+@click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:

@@ -200,7 +200,7 @@ def _needed(way: str) -> list[str]:
     return re.findall(r"{(.)}", re.sub(r"\[.*?\]", "", way))
 
 
-@click.group(cls=Table, short_help="Commands by the names of RocketMQ's mqadmin.")
+@click.group(cls=Table)
 def mqadmin() -> None:
     """Commands by the names and options of RocketMQ's mqadmin: `mqadmin updateTopic -t orders -r 8
     -w 8`. Below is what each runs, at once as there; only what deletes asks first, unless -y is

@@ -66,6 +66,17 @@ def test_help_lists_every_command_of_the_first_version() -> None:
     assert [name for name in wanted if f"\n  {name} " not in shown.output] == []
 
 
+def test_help_waits_for_no_command() -> None:
+    code = (
+        "import sys; from rmq_ray.cli.main import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "Commands:" in done.stdout
+    assert not {"rmq_ray.cli.topics", "pyarrow", "ray"} & {*done.stdout.split()}
+
+
 @pytest.mark.parametrize("command", every_command(), ids=" ".join)
 def test_every_command_explains_itself(command: tuple[str, ...]) -> None:
     shown = run(*command, "--help")
