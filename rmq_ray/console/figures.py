@@ -215,8 +215,9 @@ def broker_rows(answers: Answers) -> list[BrokerRow]:
         where = addresses.get(name, {})
         status = answers.found.get(name, {}).get("status")
         if status is None:
-            why = answers.missing.get(name, "")
-            row = BrokerRow(name, "did not answer", where.get(MASTER_ID, ""), why)
+            why = answers.missing.get(name)
+            state = "not told to this account" if why is None else "did not answer"
+            row = BrokerRow(name, state, where.get(MASTER_ID, ""), why or "")
             row.slaves = _slaves({}, where)
         else:
             row = _told(name, status, where)

@@ -109,6 +109,7 @@ class Visit:
             who=self.session.who,
             csrf=self.session.csrf,
             missing=dict(answers.missing) if answers is not None else {},
+            limited=answers is not None and answers.limited,
             live_ms=settings.live_ms,
             **data,
         )
@@ -117,9 +118,11 @@ class Visit:
         """``NotAuthorized`` for an account that no broker tells about the whole cluster: for what
         is not asked as the account itself.
         """
-        if self.session.who and not (answers := self.source.overview()).found:
-            why = next(iter(answers.missing.values()), "no broker answers")
-            raise NotAuthorized(f"this is for operators of the cluster: {why}", self.session.who)
+        if not self.session.who:
+            return
+        answers = self.source.overview()
+        if answers.limited or not answers.found:
+            raise NotAuthorized("this is for administrators of the cluster", self.session.who)
 
     def download(self, name: str, text: str | bytes, kind: str) -> Response:
         """A file to save."""

@@ -39,6 +39,7 @@ class Rates:
         counts = {
             broker: (overview["status"]["put_messages"], overview["status"]["got_messages"])
             for broker, overview in answers.found.items()
+            if "status" in overview
         }
         seen = _Seen(now_ms, None if answers.missing else counts)
         with self._lock:

@@ -61,6 +61,11 @@ class Answers:
     brokers: tuple[BrokerData, ...] = ()
 
     @property
+    def limited(self) -> bool:
+        """Whether only what an account has a right on was told."""
+        return any(told.get("limited") for told in self.found.values())
+
+    @property
     def partial(self) -> bool:
         """Whether something is missing."""
         return bool(self.missing)

@@ -308,7 +308,8 @@ ADMINISTRATION = (
     shows(
         Code.BROKER_OVERVIEW,
         "OverviewHandlers.overview",
-        body="msgpack",
+        action=ANY,
+        body="msgpack; told of what the account has a right on",
         asked_by=OURS | Asker.OPERATOR,
         fence=FREE,
         any_state=True,

@@ -64,6 +64,7 @@ NOT_AS_THE_TABLE = {
 }
 EVERY_ACCOUNT = {
     Code.BUNDLE,
+    Code.BROKER_OVERVIEW,  # and told of what it has a right on
     Code.STORE_INFO,
     Code.UNPIN_SEGMENTS,
     Code.GET_BROKER_CLUSTER_INFO,

@@ -198,9 +198,12 @@ RULES = AccessRules(
 
 def test_people_sign_in_with_their_account_and_see_what_it_may(tmp_path: Path) -> None:
     with LiveCluster(tmp_path, rules=RULES) as running:
-        made = ConsoleSettings(CLUSTER, accounts=True)
+        with closing(Admin(running)) as admin:
+            admin.create_topic("orders")
+            admin.create_topic("payments")
+        made, source = ConsoleSettings(CLUSTER, accounts=True), Source(running, probe=Probe())
         base = "http://127.0.0.1:8092"
-        with TestClient(create_app(Source(running), made), base_url=base) as browser:
+        with TestClient(create_app(source, made), base_url=base) as browser:
             keys = {"access_key": "operator", "secret_key": "not the secret"}
             refused = browser.post("/sign-in", data=keys)
             assert refused.status_code == 403 and "do not fit" in refused.text
@@ -209,9 +212,31 @@ def test_people_sign_in_with_their_account_and_see_what_it_may(tmp_path: Path) -
             assert browser.post("/sign-in", data=keys).status_code == 200
             page = browser.get("/").text
             assert cells(page, "broker-a")[2] == "serving" and "operator" in page
+            assert "controller: serving" in page and browser.get("/audit").status_code == 200
+            assert "payments" in browser.get("/topics").text
+
+
+def test_an_account_with_few_rights_sees_no_more(tmp_path: Path) -> None:
+    with LiveCluster(tmp_path, rules=RULES) as running:
+        with closing(Admin(running)) as admin:
+            for topic in ("orders", "payments"):
+                admin.create_topic(topic)
+        made, source = ConsoleSettings(CLUSTER, accounts=True), Source(running, probe=Probe())
+        base = "http://127.0.0.1:8092"
+        with TestClient(create_app(source, made), base_url=base) as browser:
             browser.post("/sign-in", data={"access_key": "a-reader", "secret_key": "the secret"})
-            page = browser.get("/groups").text
-            assert "no administrator" in page and "unknown" in page
+            page = browser.get("/topics").text
+            assert "orders" in page and "payments" not in page and "has a right on" in page
+            assert browser.get("/topics/orders").status_code == 200
+            for path in ("/topics/payments", "/groups/billing"):
+                told = browser.get(path).text
+                assert "has no right on" in told and "Partial" in told, path
+            page = browser.get("/").text
+            assert cells(page, "broker-a")[2] == "not told to this account"
+            assert "controller: serving" not in page, "the console's own eyes are not the account's"
+            assert browser.get("/audit").status_code == 403
+            assert browser.get("/rates.json").status_code == 403
+            assert "no administrator" in browser.get("/settings").text
 
 
 class Probe:

@@ -49,7 +49,7 @@ def _seen(visit: Visit) -> tuple[Answers, dict[str, Any]]:
         "name_servers": told.get("name servers", {}),
         "name_servers_silent": silent.get("name servers", ""),
         # It is asked as the console, not as the account that signed in.
-        "controller": told.get("controller") if answers.found else None,
+        "controller": told.get("controller") if answers.found and not answers.limited else None,
         "controller_silent": silent.get("controller", ""),
     }
 

@@ -12,7 +12,8 @@
                        group_queues: GROUP_QUEUE rows
         topic          the TOPIC row or nil, topic_queues: TOPIC_QUEUE rows, topic_lags: LAG rows
 
-What needs the store is missing while it cannot be read: unknown is not 0.
+An account that is no administrator gets rows of what it has a right on, no status, and "limited":
+true. What needs the store is missing while it cannot be read: unknown is not 0.
 """
 
 from __future__ import annotations

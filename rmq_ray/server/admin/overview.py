@@ -5,7 +5,8 @@
 
 Decides: what each part tells. Does not decide what a page shows. Rows are lists, because there are
 thousands; ``rmq_ray.remoting.wire.overview`` names their columns. What a store does not tell now is
-nil and never 0. ``_Tables`` is a copy made in the loop; the store is read beside it.
+nil and never 0. An account that is no administrator is told of what it has a right on, and nothing
+of the broker itself. ``_Tables`` is a copy made in the loop; the store is read beside it.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from typing import Any, cast
 import msgpack
 
 from rmq_ray.clock import Clock
-from rmq_ray.errors import MalformedFrame, RmqError
+from rmq_ray.errors import MalformedFrame, NotAuthorized, RmqError
 from rmq_ray.model.topics import DLQ_PREFIX, TopicConfig
 from rmq_ray.ports import Peer
+from rmq_ray.protocol.access.accounts import Account, ResourceKind, Right
 from rmq_ray.protocol.pop import PopQueue
 from rmq_ray.remoting.wire.frame import Command, language
 from rmq_ray.remoting.wire.overview import PARTS
@@ -31,11 +33,15 @@ from rmq_ray.server.base.responses import AnswerFrom
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.groups.consume_stats import store_ms_at
 from rmq_ray.server.groups.membership import GroupMembership
+from rmq_ray.server.security.access_copy import AccessCopy
+from rmq_ray.server.security.touched import topic as resource_of
 from rmq_ray.server.tables.broker_tables import BrokerTables
 from rmq_ray.store.front.message_store import MessageStore
 
 AGES_MAX = 100
 """Of so many (group, topic) with the greatest lag the age is told: it costs a read of the log."""
+PRODUCER = "PRODUCER"
+"""The kind of a client that sends; the others are RocketMQ's ways to consume."""
 Popped = Callable[[], Mapping[tuple[str, str, int], PopQueue]]
 
 
@@ -52,6 +58,52 @@ class _Tables:
     now_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Sight:
+    """What an account that is no administrator is told: of topics that it may send to or read, and
+    of groups that it may consume with.
+    """
+
+    account: Account
+
+    def topic(self, name: str) -> bool:
+        """A retry or dead letter topic is its group."""
+        kind, named = resource_of(name)
+        wanted = Right.SUB if kind is ResourceKind.GROUP else Right.PUB | Right.SUB
+        return self.account.may(kind, named, wanted)
+
+    def group(self, name: str) -> bool:
+        """Whether it may consume with it."""
+        return self.account.may(ResourceKind.GROUP, name, Right.SUB)
+
+    def check(self, group: str, topic: str) -> None:
+        """``NotAuthorized`` for one that it may not see."""
+        for kind, name, seen in (("group", group, self.group), ("topic", topic, self.topic)):
+            if name and not seen(name):
+                raise NotAuthorized(
+                    f"the account {self.account.access_key} has no right on {kind} {name:.127}; an "
+                    f"administrator can grant it (rmq-ray acl grant)",
+                    self.account.access_key,
+                )
+
+    def limited(self, found: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer without everything else; ``limited`` says so."""
+        told = dict(found) | {"limited": True}
+        for part in ("groups", "lags", "dead_letters", "topic_lags"):
+            if part in told:
+                told[part] = [row for row in told[part] if self.group(row[0])]
+        if "topics" in told:
+            told["topics"] = [row for row in told["topics"] if self.topic(row[0])]
+        if "messages" in told:
+            messages = told["messages"].items()
+            told["messages"] = {topic: count for topic, count in messages if self.topic(topic)}
+        if "clients" in told:
+            told["clients"] = [
+                row for row in told["clients"] if row[1] != PRODUCER and self.group(row[0])
+            ]
+        return told
+
+
 class OverviewHandlers:
     """``status()``: the broker's. ``popped()``: the queues that are popped."""
 
@@ -65,7 +117,9 @@ class OverviewHandlers:
         status: Callable[[], dict[str, Any]],
         popped: Popped,
         answer_from: AnswerFrom,
+        access: AccessCopy | None = None,
     ) -> None:
+        self._access = access
         self._keeper = keeper
         self._tables = tables
         self._members = members
@@ -78,6 +132,10 @@ class OverviewHandlers:
     def overview(self, command: Command, peer: Peer) -> None:
         """See the module."""
         parts, group, topic = _asked(command)
+        sight = self._sight(peer)
+        if sight is not None:
+            sight.check(group, topic)
+            parts -= {"status"}
         store = self._keeper.store
         found: dict[str, Any] = {}
         if "status" in parts:
@@ -105,8 +163,22 @@ class OverviewHandlers:
             command,
             peer,
             read,
-            lambda _: command.answer(body=cast(bytes, msgpack.packb(found, default=str))),
+            lambda _: command.answer(
+                body=cast(
+                    bytes, msgpack.packb(sight.limited(found) if sight else found, default=str)
+                )
+            ),
         )
+
+    def _sight(self, peer: Peer) -> _Sight | None:
+        """None = all of it."""
+        if peer.member or self._access is None:
+            return None
+        rules = self._access.rules
+        account = None if rules is None else rules.find(peer.account)
+        if account is None:  # its address lets it in: that gives it no sight of others
+            account = Account("anybody", "not asked for")
+        return None if account.admin else _Sight(account)
 
     def _copied(self, parts: frozenset[str], group: str, topic: str) -> _Tables:
         in_flight: Counter[tuple[str, str]] = Counter()
@@ -164,7 +236,7 @@ class OverviewHandlers:
                 mode = group.consume_type.value
                 rows += [_client(name, mode, *member) for member in group.channels.items()]
         for name, channels in self._members.producers.groups().items():
-            rows += [_client(name, "PRODUCER", *member) for member in channels.items()]
+            rows += [_client(name, PRODUCER, *member) for member in channels.items()]
         return rows
 
     def _one_group(self, name: str) -> dict[str, Any]:

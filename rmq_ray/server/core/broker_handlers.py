@@ -154,6 +154,7 @@ def make_handlers(parts: HandlerParts, make_hold: Callable[[OnWake], Hold]) -> H
             parts.status,
             lambda: pops.ledger.table.queues,
             dispatch.answer_from,
+            parts.access,
         ),
         parts.drain,
         parts.upkeep,
