@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -230,11 +231,22 @@ def test_administration_that_is_refused_is_typed(doors: Doors) -> None:
 def test_keys_that_no_account_has_are_told_as_such(doors: Doors, changed: dict[str, str]) -> None:
     where = doors.of("web-shop", **changed)
     told = f"no account '{where['access_key']}' with this secret"
+    began = time.monotonic()
     with (
-        Producer(**where, send_timeout_ms=1_500) as producer,
+        Producer(**where, send_timeout_ms=100_000) as producer,
         pytest.raises(NotAuthorized, match=told) as caught,
     ):
         producer.send("orders", b"x")
+    with PullConsumer("g", **where) as reader, pytest.raises(HandshakeFailed, match=told):
+        reader.fetch_message_queues("orders")
+
+    async def sent() -> None:
+        async with AsyncProducer(**where, send_timeout_ms=100_000) as sender:
+            await sender.send("orders", b"x")
+
+    with pytest.raises(NotAuthorized, match=told):
+        asyncio.run(sent())
+    assert time.monotonic() - began < 50, "none of them waits for what cannot come"
     assert where["secret_key"] not in repr(caught.value)
     keys = where["access_key"], where["secret_key"]
     admin = Admin(discovery_for(CLUSTER, where["name_servers"], b"", None, *keys))

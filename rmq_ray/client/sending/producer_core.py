@@ -112,6 +112,8 @@ class RouteWait:
             if isinstance(error, RouteNotAuthorized):
                 raise SendNotAuthorized(f"{error}; nothing was sent", self.topic) from error
             self.met = error
+            if error.__class__ is HandshakeFailed:
+                raise self.given_up(0) from error
         return None
 
     def pause_ms(self) -> float:
