@@ -193,21 +193,20 @@ class AdminHandlers:
             for queue_id, offset in starts.items()
         ]
         known = [position for position in positions if position >= 0]
+        from_log_offset = min(known, default=store.visible_offset)
         deadline_ms = self._clock.now_ms() + min(
             duration_ms if duration_ms > 0 else PIN_MS_DEFAULT, PIN_MS_MAX
         )
         return command.answer(
-            body=msgpack.packb(
-                {"pin": store.pin(min(known, default=store.visible_offset), deadline_ms)}
-            )
+            body=msgpack.packb({"pin": store.pin(from_log_offset, deadline_ms, _owner(peer))})
         )
 
     def unpin(self, command: Command, peer: Peer) -> Command:
-        """UNPIN_SEGMENTS: msgpack [pin id]."""
+        """UNPIN_SEGMENTS: msgpack [pin id]; an account gives back its own."""
         asked = _unpack(command)
         if len(asked) != 1 or not isinstance(asked[0], int):
             raise MalformedFrame("body of UNPIN_SEGMENTS must be [pin id]")
-        self._store().unpin(asked[0])
+        self._store().unpin(asked[0], _owner(peer))
         return command.answer()
 
     def _store(self) -> MessageStore:
@@ -215,6 +214,11 @@ class AdminHandlers:
         if store is None:
             raise self._keeper.refusal()
         return store
+
+
+def _owner(peer: Peer) -> str:
+    """Of a pin: the account; an address stands for clients that need none; "" = the cluster."""
+    return "" if peer.member else peer.account or peer.host
 
 
 def _unpack(command: Command) -> list[Any]:

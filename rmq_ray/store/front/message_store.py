@@ -506,13 +506,13 @@ class MessageStore:
         """Log offset of the first byte that is still there."""
         return self.opened.log.begin
 
-    def pin(self, from_log_offset: int, deadline_ms: int) -> int:
-        """Keep the log from there on until ``deadline_ms``; returns the pin's id."""
-        return self.opened.retention.pins.pin(from_log_offset, deadline_ms)
+    def pin(self, from_log_offset: int, deadline_ms: int, owner: str = "") -> int:
+        """Keep the log from there on until ``deadline_ms``; returns the pin's id; see ``Pins``."""
+        return self.opened.retention.pins.pin(from_log_offset, deadline_ms, owner)
 
-    def unpin(self, pin_id: int) -> None:
-        """Give a pin back."""
-        self.opened.retention.pins.unpin(pin_id)
+    def unpin(self, pin_id: int, owner: str = "") -> None:
+        """Give a pin back; see ``Pins``."""
+        self.opened.retention.pins.unpin(pin_id, owner)
 
     def request_cleaning(self) -> None:
         """Expired segments go with the next cycles, whatever the hour."""

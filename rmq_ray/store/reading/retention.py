@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
+from typing import NamedTuple
 
 from rmq_ray.clock import Clock
 from rmq_ray.config import StoreConfig
@@ -34,6 +35,7 @@ from rmq_ray.store.queue.queue_table import QueueTable
 MANUAL_CYCLES = 20  # RocketMQ's MAX_MANUAL_DELETE_FILE_TIMES
 DELETE_PAUSE_MS = 100  # deleteCommitLogFilesInterval: unlinking 1 GiB blocks some file systems
 PINS_MAX = 10_000
+PINS_OF_OWNER_MAX = 1_000
 WARN_TIMES, FORCE_TIMES = 4, 2
 """How many times ``disk_free_bytes_min`` are still free when the log warns, and when segments of
 any age begin to go."""
@@ -151,6 +153,12 @@ def _reason(now_ms: int, disk: DiskSpace, config: StoreConfig, manual: bool) -> 
     return Reason.TIME if is_delete_hour(now_ms, config.delete_when) else Reason.NONE
 
 
+class _Pin(NamedTuple):
+    log_offset: int
+    deadline_ms: int
+    owner: str
+
+
 class Pins:
     """Ranges of the log that bulk reads need, each until a deadline. Not thread-safe: the broker's
     loop asks.
@@ -160,39 +168,46 @@ class Pins:
     """
 
     def __init__(self, first_id: int = 1) -> None:
-        self._pins: dict[int, tuple[int, int]] = {}
+        self._pins: dict[int, _Pin] = {}
         self._next = first_id
 
     def __len__(self) -> int:
         return len(self._pins)
 
-    def pin(self, from_log_offset: int, deadline_ms: int) -> int:
+    def pin(self, from_log_offset: int, deadline_ms: int, owner: str = "") -> int:
         """Keep everything from ``from_log_offset`` on until ``deadline_ms``; returns the pin's id.
-        ``StoreError`` when there are too many.
+        ``owner``: whose it is; "" = the cluster's own parts. ``StoreError`` if there are too many.
         """
         if len(self._pins) >= PINS_MAX:
             raise StoreError(
                 f"{PINS_MAX} bulk reads have pinned segments of this store; end some or wait "
                 f"for their deadlines"
             )
+        if owner and sum(one.owner == owner for one in self._pins.values()) >= PINS_OF_OWNER_MAX:
+            raise StoreError(
+                f"{owner} has {PINS_OF_OWNER_MAX} bulk reads of this store under way; end some or "
+                f"wait for their deadlines"
+            )
         pin_id, self._next = self._next, self._next + 1
-        self._pins[pin_id] = (from_log_offset, deadline_ms)
+        self._pins[pin_id] = _Pin(from_log_offset, deadline_ms, owner)
         return pin_id
 
-    def unpin(self, pin_id: int) -> None:
-        """Give a pin back; an unknown one is fine."""
-        self._pins.pop(pin_id, None)
+    def unpin(self, pin_id: int, owner: str = "") -> None:
+        """Give a pin back: one of ``owner``'s, "" = of anybody's. An unknown one is fine."""
+        found = self._pins.get(pin_id)
+        if found is not None and owner in ("", found.owner):
+            del self._pins[pin_id]
 
     def lowest(self, now_ms: int) -> int | None:
         """The lowest pinned log offset; pins past their deadline are dropped. None = nothing is
         pinned.
         """
         pins = dict(self._pins)
-        for pin_id, (_, deadline_ms) in pins.items():
-            if deadline_ms <= now_ms:
+        for pin_id, one in pins.items():
+            if one.deadline_ms <= now_ms:
                 self._pins.pop(pin_id, None)
         return min(
-            (offset for offset, deadline_ms in pins.values() if deadline_ms > now_ms), default=None
+            (one.log_offset for one in pins.values() if one.deadline_ms > now_ms), default=None
         )
 
 

@@ -420,6 +420,18 @@ def test_pins_keep_segments_until_given_back(bench: Bench) -> None:
         assert bench.ask(code, None, msgpack.packb(body)).code == ResponseCode.SYSTEM_ERROR
 
 
+def test_an_account_gives_back_no_pin_of_others(bench: Bench) -> None:
+    bench.send(bodies_=[b"x"] * 3)
+    shop, eve = FakePeer(account="web-shop"), FakePeer(port=2, account="eve-shop")
+    store = bench.core.keeper.store
+    assert store is not None
+    asked = msgpack.packb(["orders", {0: 1}, 60_000])
+    pin = msgpack.packb([unpacked(bench.ask(Code.PIN_SEGMENTS, None, asked, shop))["pin"]])
+    for peer, left in ((eve, 1), (shop, 0)):
+        assert bench.ask(Code.UNPIN_SEGMENTS, None, pin, peer).code == 0
+        assert len(store.opened.retention.pins) == left
+
+
 def test_unknown_codes_are_refused_by_name(bench: Bench) -> None:
     answer = bench.ask(9_999)
     assert (

@@ -20,6 +20,7 @@ from rmq_ray.store.queue.queue_table import QueueTable
 from rmq_ray.store.reading.retention import (
     MANUAL_CYCLES,
     PINS_MAX,
+    PINS_OF_OWNER_MAX,
     Pins,
     Reason,
     Retention,
@@ -188,6 +189,26 @@ def test_a_pin_ends_at_its_deadline_or_when_it_is_given_back() -> None:
 def test_a_later_start_gives_out_no_id_of_an_earlier_one() -> None:
     first, second = (Pins(first_id=started_ms).pin(0, 1) for started_ms in (1_000, 2_000))
     assert first < second
+
+
+def test_a_pin_is_given_back_by_its_owner_or_by_the_cluster() -> None:
+    pins = Pins()
+    shop, eve = pins.pin(500, 1_000, "web-shop"), pins.pin(600, 1_000, "eve-shop")
+    pins.unpin(shop, "eve-shop")
+    assert pins.lowest(0) == 500
+    pins.unpin(shop, "web-shop")
+    assert pins.lowest(0) == 600
+    pins.unpin(eve)
+    assert pins.lowest(0) is None
+
+
+def test_one_owner_leaves_pins_to_others() -> None:
+    pins = Pins()
+    for _ in range(PINS_OF_OWNER_MAX):
+        pins.pin(0, 1, "eve-shop")
+    with pytest.raises(StoreError, match="eve-shop has 1000 bulk reads"):
+        pins.pin(0, 1, "eve-shop")
+    assert pins.pin(0, 1, "web-shop") and pins.pin(0, 1)
 
 
 def test_pins_have_a_limit() -> None:
