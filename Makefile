@@ -8,14 +8,19 @@ DEMO     := $(VENV)/.installed-demo
 BENCH_ARGS ?=
 TEST_ARGS  ?=
 BASE       ?= main
+SECONDS    ?= 60
+MODE       ?= both
 
-# Those without Ray, JVM or long waits run two at a time; the others one after another, each has the machine for itself.
+# Those without Ray or JVM run three at a time, since many of them wait, and those that wait for JVMs two at a time; the
+# others, of which some time what is promised, one after another: each has the machine for itself.
 FAST_TESTS := $(wildcard tests/unit tests/conformance tests/sim tests/golden)
+WAITING_TESTS := $(wildcard tests/interop)
+SPARK_TESTS := $(wildcard tests/spark)
 
 export RAY_worker_niceness := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench bench-check bench-peers bench-report site pages clean
+.PHONY: help demo test check format torture bench bench-check bench-peers bench-report site pages clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | awk -F'|' '{printf "  make %-12s  %s\n", $$1, $$2}'
@@ -28,15 +33,17 @@ $(DEMO): pyproject.toml | $(BIN)/python
 	@touch $@
 
 $(DEV): pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[spark,train,demo,console,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[spark,train,serve,table,demo,console,dev]'
 	@touch $@ $(DEMO)
 
 demo: $(DEMO) ## a year of flights through brokers, consumers and Spark, from nothing, in a few minutes
 	$(BIN)/python -m examples.flights
 
 test: $(DEV) ## every test, those with Ray, Spark and Apache RocketMQ's Java code included
-	$(BIN)/python -m pytest $(FAST_TESTS) -n 2 --dist loadfile $(TEST_ARGS)
-	$(BIN)/python -m pytest tests $(FAST_TESTS:%=--ignore=%) $(TEST_ARGS)
+	$(BIN)/python -m pytest $(FAST_TESTS) -n 3 --dist loadfile $(TEST_ARGS)
+	$(BIN)/python -m pytest $(WAITING_TESTS) -n 2 --dist loadfile $(TEST_ARGS)
+	$(BIN)/python -m pytest $(SPARK_TESTS) -n 2 --dist loadfile $(TEST_ARGS)
+	$(BIN)/python -m pytest tests $(FAST_TESTS:%=--ignore=%) $(WAITING_TESTS:%=--ignore=%) $(SPARK_TESTS:%=--ignore=%) $(TEST_ARGS)
 
 check: $(DEV) ## format, lint, types, layers, the site, house rules, seed coverage
 	$(BIN)/ruff format --check .
@@ -53,10 +60,14 @@ format: $(DEV) ## lay the code out and sort its imports
 site: $(DEV) ## the pages of docs/ as a site in build/site; a broken link ends it
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
-pages: $(DEV) ## write docs/seed-coverage.md, docs/reference.md and the table of requests in docs/wire-protocol.md anew
+pages: $(DEV) ## write docs/seed-coverage.md, docs/reference.md, docs/compatibility.md and the table of requests in docs/wire-protocol.md anew
 	$(BIN)/python tools/seed_coverage.py
 	$(BIN)/python -m tools.wire_table
 	$(BIN)/python -m tools.reference
+	$(BIN)/python -m tools.compatibility
+
+torture: $(DEV) ## a cluster under kills, hangs and losses of power for SECONDS in MODE (async, flush, copies, both)
+	$(BIN)/python -m tests.torture --seconds $(SECONDS) --mode $(MODE)
 
 bench: $(DEV) ## measure this project (BENCH_ARGS=...)
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)

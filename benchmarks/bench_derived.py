@@ -21,7 +21,7 @@ import numpy as np
 
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.codec.arrow_reader import to_batch
-from rmq_ray.codec.frame_encoder import encode_frame
+from rmq_ray.codec.record_batch import encode_frame
 from rmq_ray.codec.store_files import ENTRIES, ENTRY
 from rmq_ray.files import FileSystem
 from rmq_ray.model.ids import FrameId
@@ -33,14 +33,19 @@ BATCH = 1_000
 FOREVER = 1 << 62
 
 
-def best_us(action: Callable[[], object], rounds: int = 7, calls: int = 50) -> float:
+def best_us(
+    action: Callable[[], object],
+    rounds: int = 7,
+    calls: int = 50,
+    clock: Callable[[], float] = time.perf_counter,
+) -> float:
     """Microseconds a call, best round."""
     best = float("inf")
     for _ in range(rounds):
-        started = time.perf_counter()
+        started = clock()
         for _ in range(calls):
             action()
-        best = min(best, (time.perf_counter() - started) / calls)
+        best = min(best, (clock() - started) / calls)
     return best * 1e6
 
 

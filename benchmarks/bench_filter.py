@@ -16,12 +16,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rmq_ray.clock import SYSTEM_CLOCK
-from rmq_ray.codec.frame_encoder import encode_frame
+from rmq_ray.codec.record_batch import encode_frame
 from rmq_ray.config import StoreConfig
 from rmq_ray.model.ids import FrameId
 from rmq_ray.model.pulling import GetMessageStatus
 from rmq_ray.protocol.filters.filter_sql92 import SqlFilter
 from rmq_ray.store.front.message_store import MessageStore
+from rmq_ray.store.reading.filtered_reading import Condition
 from rmq_ray.store.reading.log_reader import GetResult
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def costs(store: MessageStore, messages: int) -> dict[str, float]:
             matches = SqlFilter(condition).matches
             took, _count = read_all(
                 lambda at, matches=matches: store.get_matching(
-                    "orders", 0, at, PULL_RECORDS, PULL_BYTES, matches
+                    "orders", 0, at, PULL_RECORDS, PULL_BYTES, Condition(matches)
                 )
             )  # type: ignore[misc]
             seconds.append(took)

@@ -21,7 +21,7 @@ ROWS = 100_000
 def run(scene: Scene, mq: rmq.Cluster) -> None:
     """100 B and 1 KB; medians of the rounds."""
     for label, size, peer, target in (
-        ("100 B", 100, "kafka_100", 0.7),
+        ("100 B", 100, "kafka_100", 1.0),
         ("1 KB", 1_024, "kafka_1k", 1.0),
     ):
         topic = f"columns-{size}"

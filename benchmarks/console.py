@@ -20,8 +20,8 @@ from benchmarks.report import Figure
 from benchmarks.scene import Crew, Scene
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import RemotingLimits
-from rmq_ray.console.actor import find_or_start
 from rmq_ray.console.settings import ConsoleSettings
+from rmq_ray.console.web.actor import find_or_start
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.model.topics import DEFAULT_TOPIC
 from rmq_ray.remoting.connection import Connection

@@ -19,10 +19,11 @@ from benchmarks.produce import batched_rate
 from benchmarks.scene import PATIENCE_S, Scene, median_of_rounds
 
 POLL_MESSAGES = 4_096
+SMALL_ARROW_PER_S = 500_000.0
 DEFAULT = "default settings"
 PUSHED: tuple[tuple[dict[str, Any], str, dict[int, float]], ...] = (
-    ({}, "", {100: 0.5}),
-    ({"batch_size": 32}, "_32", {100: 1.5, 1_024: 1.5}),
+    ({}, "", {100: 1.0, 1_024: 1.0}),
+    ({"batch_size": 32}, "_32", {100: 2.0, 1_024: 2.0}),
     ({"batch": "arrow"}, "_32", {100: 6.0}),
     ({"batch": "arrow", "batch_size": 32}, "_32", {}),
 )
@@ -51,6 +52,9 @@ def run(scene: Scene) -> None:
             tell(what, rates[DEFAULT], "ray.util.queue.Queue.get", queue_rate)
             pushed = ("push consume, batch_size=32", rates["batch_size=32"])
             if size == 100:
+                small = said({"batch": "arrow", "batch_size": 32})
+                what = f"push consume {label}, {small}"
+                tell(what, rates[small], "limit", SMALL_ARROW_PER_S, 1.0)
                 settings = {"orderly": True, "batch_size": 32}
                 rate = push_rate(mq, topic, messages, settings)
                 tell(f"push consume {label}, {said(settings)}", rate, *pushed, 0.7)

@@ -13,14 +13,18 @@ from ray.util.queue import Queue as RaysQueue
 import rmq_ray as rmq
 from benchmarks.scene import ROUNDS, Scene
 
-BATCH = 1_000
+BATCH, PREFETCH = 1_000, 256
 BODIES = [b"%04d" % number + bytes(1_020) for number in range(BATCH)]
 """Each an object of its own: pickle writes one that is repeated only once."""
 
 
 def run(scene: Scene) -> None:
     """Items put and got again by one thread of this process: one at a time, and in batches."""
-    with scene.cluster() as mq, rmq.Queue("values", cluster=mq.name) as ours:
+    with (
+        scene.cluster() as mq,
+        rmq.Queue("values", cluster=mq.name) as ours,
+        rmq.Queue("ahead", cluster=mq.name, prefetch=PREFETCH) as ahead,
+    ):
         rays = RaysQueue(actor_options={"num_cpus": 0})
         scene.settle()
         for what, once, goal in (
@@ -28,13 +32,20 @@ def run(scene: Scene) -> None:
             (f"put_nowait_batch and get_nowait_batch of {BATCH} x 1 KB", _batched, 100.0),
         ):
             count = scene.count(1_000 if once is _single else 20_000, least=BATCH)
-            rates: dict[str, list[float]] = {"Ray's queue": [], "rmq.Queue": []}
+            queues = {
+                "Ray's queue": rays,
+                "rmq.Queue": ours,
+                f"rmq.Queue, {PREFETCH} taken in advance": ahead,
+            }
+            rates: dict[str, list[float]] = {name: [] for name in queues}
             for _ in range(ROUNDS + 1):  # the first one warms up and does not count
-                rates["Ray's queue"].append(once(rays, count))
-                rates["rmq.Queue"].append(once(ours, count))
-            base, rate = (statistics.median(of[1:]) for of in rates.values())
+                for name, queue in queues.items():
+                    rates[name].append(once(queue, count))
+            base = statistics.median(rates.pop("Ray's queue")[1:])
             scene.report.tell(f"{what}, Ray's queue", base, "msg/s")
-            scene.report.rate(f"{what}, rmq.Queue", rate, "Ray's queue", base, goal)
+            for name, found in rates.items():
+                rate = statistics.median(found[1:])
+                scene.report.rate(f"{what}, {name}", rate, "Ray's queue", base, goal)
         rays.shutdown(force=True)
 
 

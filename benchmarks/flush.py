@@ -25,7 +25,7 @@ def run(scene: Scene) -> None:
             for threads in (1, 16, 64):
                 with rmq.Producer(f"flush-{threads}", cluster=mq.name) as producer:
                     rates[mode, threads] = threaded_rate(producer, "flush", threads, seconds)
-    for threads, target in ((1, None), (16, None), (64, 0.7)):
+    for threads, target in ((1, None), (16, None), (64, 0.9)):
         scene.report.add(
             Figure(
                 f"SYNC_FLUSH, {threads} threads of send",

@@ -34,9 +34,13 @@ def run(scene: Scene) -> None:
             what = f"end to end, idle, a message each {every_ms} ms"
             for label, value in (("p50", p50), ("p99", p99)):
                 java = scene.peer("latency", f"{label}_ms") if every_ms == 10 else None
-                goal = None if java is None else 0.4
+                goal = None if java is None else 0.5
                 scene.report.add(
                     Figure(f"{what}, {label}", value, "ms", "Java", java, goal, less_is_better=True)
+                )
+            if every_ms == 1:
+                scene.report.add(
+                    Figure(f"{what}, p50", p50, "ms", "limit", 0.3, 1.0, less_is_better=True)
                 )
             if every_ms == 10:
                 for peer, floor in (("floor", relay), ("ray.util.queue.Queue", queued)):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from typing import Any
 
 import ray
 
@@ -46,6 +47,12 @@ class Visits:
             return self._pages.copy()
 
 
+def shares(consumers: list[Any]) -> list[int]:
+    """How many queues of the topic each consumer has."""
+    found = ray.get([consumer.stats.remote() for consumer in consumers])
+    return [sum(row["topic"] == TOPIC for row in one["queues"]) for one in found]
+
+
 def main(cluster: str = "default") -> tuple[Counter[str], str]:
     """(visits by page as the consumers counted them, what a wrong question is told)."""
     mq = rmq.connect(cluster)
@@ -67,6 +74,8 @@ def main(cluster: str = "default") -> tuple[Counter[str], str]:
         for number in range(SENDERS)
     ]
     ray.get([actor.ping.remote() for actor in producers + consumers])  # all are connected
+    while shares(consumers) != [2, 2]:  # each gets its half of the queues a moment later
+        time.sleep(0.1)
     stored = sum(
         ray.get(
             [

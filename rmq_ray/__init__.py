@@ -98,6 +98,7 @@ if TYPE_CHECKING:
         ReceiptStale,
         RemotingError,
         RequestTimeout,
+        ResultExpired,
         RmqError,
         SendError,
         SendTimeout,
@@ -105,9 +106,19 @@ if TYPE_CHECKING:
         SendUnknown,
         SparkError,
         StoreError,
+        TableError,
+        TableExists,
+        TableNotFound,
+        TableStorageError,
+        TaskAborted,
+        TaskError,
+        TaskNotEncodable,
+        TaskTimedOut,
+        TaskUnprocessable,
         TooFewResources,
         TooManyInFlight,
         TopicExists,
+        TopicFull,
         TopicNotFound,
         TopicNotWritable,
         TransactionEnded,
@@ -205,6 +216,7 @@ __all__ = [
     "Reject",
     "RemotingError",
     "RequestTimeout",
+    "ResultExpired",
     "RmqError",
     "RoomTable",
     "SelectByMachineRoom",
@@ -221,9 +233,19 @@ __all__ = [
     "SparkError",
     "StoreConfig",
     "StoreError",
+    "TableError",
+    "TableExists",
+    "TableNotFound",
+    "TableStorageError",
+    "TaskAborted",
+    "TaskError",
+    "TaskNotEncodable",
+    "TaskTimedOut",
+    "TaskUnprocessable",
     "TooFewResources",
     "TooManyInFlight",
     "TopicExists",
+    "TopicFull",
     "TopicNotFound",
     "TopicNotWritable",
     "Transaction",
@@ -277,8 +299,10 @@ _HOMES = {
         "ConfigError ConsumeError GroupInUse GroupNotFound MessageIllegal "
         "MessageTooLarge NotAssigned NotARequest NotAuthorized OffsetOutOfRange "
         "PromotionRefused RecallFailed ReceiptStale RemotingError RequestTimeout "
-        "RmqError SendError SendTimeout SendUnconfirmed SendUnknown SparkError StoreError "
-        "TooFewResources TooManyInFlight TopicExists TopicNotFound TopicNotWritable "
+        "ResultExpired RmqError SendError SendTimeout SendUnconfirmed SendUnknown SparkError "
+        "StoreError TableError TableExists TableNotFound TableStorageError "
+        "TaskAborted TaskError TaskNotEncodable TaskTimedOut TaskUnprocessable "
+        "TooFewResources TooManyInFlight TopicExists TopicFull TopicNotFound TopicNotWritable "
         "TransactionEnded TransactionError TransactionUnknown"
     ),
     "rmq_ray.model.ids": "MessageQueue",

@@ -64,6 +64,10 @@ class ManualClock:
         self._now_ms += duration_ms
         self._monotonic_ms += duration_ms
 
+    def jump_ms(self, duration_ms: float) -> None:
+        """Move the time of day alone, forward or back, as an operator or NTP does."""
+        self._now_ms += duration_ms
+
 
 SYSTEM_CLOCK = SystemClock()
 
@@ -87,3 +91,11 @@ def local_time(at_ms: int) -> str:
 def left_ms(clock: Clock, timeout_ms: float, started_ms: float) -> float:
     """What is left of a time-out that began then (monotonic); not below 0."""
     return max(0.0, timeout_ms - (clock.monotonic_ms() - started_ms))
+
+
+def local_day(at_ms: int) -> int:
+    """A number of the calendar day, in the machine's zone, that holds ``at_ms``; the next day has a
+    higher one (reads no clock).
+    """
+    local = time.localtime(at_ms / 1000)
+    return local.tm_year * 1_000 + local.tm_yday

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rmq_ray.actors import gateway, names
 from rmq_ray.actors.access_keys import AccountProof, SecretKey, given_account, keywords
@@ -29,9 +29,10 @@ from rmq_ray.actors.clients import (
     TransactionProducer,
 )
 from rmq_ray.actors.control import replica_status
+from rmq_ray.actors.control.apply_changes import apply_changes as carry_out
+from rmq_ray.actors.control.apply_changes import place_of_controller
 from rmq_ray.actors.control.controller import ClusterState, ControllerShell
 from rmq_ray.actors.control.plan import (
-    CONTROLLER,
     ClusterPlan,
     StartOptions,
     make_plan,
@@ -58,9 +59,13 @@ from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import DEFAULT_CLUSTER, TlsSettings
 from rmq_ray.errors import ClusterError, ConfigError, RmqError
 from rmq_ray.server.security.audit_log import AuditQuestion
+from rmq_ray.table.registry import TableRegistry
 from rmq_ray.topology import known_stores
 from rmq_ray.topology.reader import read_topology
 from rmq_ray.topology.rules import Topology
+
+if TYPE_CHECKING:
+    from rmq_ray.table.tables import Tables
 
 log = logging.getLogger("rmq_ray.cluster")
 START_TIMEOUT_S = 180.0
@@ -89,6 +94,13 @@ class Cluster:
         """Administration over connections; one client instance, made at first use."""
         return Admin(self.discovery)
 
+    @cached_property
+    def tables(self) -> Tables:
+        """Topics as tables in an object store (docs/tables.md)."""
+        from rmq_ray.table.tables import Tables  # pyarrow's writers are for those who ask
+
+        return Tables(self.name)
+
     # --- its clients ------------------------------------------------------------------------------
 
     def producer(self, group: str | None = None, **settings: Any) -> Producer:
@@ -115,9 +127,12 @@ class Cluster:
         """A ``SimpleConsumer`` of this cluster."""
         return SimpleConsumer(topic, group, cluster=self.name, **self._account | settings)
 
-    def queue(self, name: str, maxsize: int = 0, *, pickle: bool = False) -> Queue:
+    def queue(
+        self, name: str, maxsize: int = 0, *, pickle: bool = False, prefetch: int = 0
+    ) -> Queue:
         """A ``Queue`` of this cluster."""
-        return Queue(name, maxsize, pickle=pickle, cluster=self.name, **self._account)
+        where = {"cluster": self.name, **self._account}
+        return Queue(name, maxsize, pickle=pickle, prefetch=prefetch, **where)
 
     # --- the cluster itself -----------------------------------------------------------------------
 
@@ -148,8 +163,8 @@ class Cluster:
         for member, answer in gateway.call_each(handles, "status", timeout_s=STATUS_S).items():
             history = found["supervision"].get(member, {})
             found[member.partition("/")[2]] = (
-                {"state": replica_status.STOPPED, "since_ms": history["since_ms"]}
-                if history.get("stopped")
+                {"state": state, "since_ms": history["since_ms"]}
+                if (state := _state_of_absent(history)) is not None
                 else _state_of(handles[member], answer)
             )
         found["replicas"] = replica_status.rows(tuple(plan.all_copies()), found, found["elections"])
@@ -273,7 +288,10 @@ class Cluster:
         if "admin" in self.__dict__:
             self.admin.close()
             del self.__dict__["admin"]
-        gateway.call(self._controller(), "stop", timeout_s=START_TIMEOUT_S)
+        controller = self._controller()
+        for actor in gateway.archivists(self.name):
+            gateway.kill(actor, for_good=True)
+        gateway.call(controller, "stop", timeout_s=START_TIMEOUT_S)
         for named in (names.exporter, names.console, names.controller):
             actor = named(self.name)
             gateway.kill(actor, for_good=True)
@@ -398,32 +416,32 @@ def start_from(
     timeout_s: float = START_TIMEOUT_S,
     wait_s: float = 0.0,
     start_stopped: bool = False,
+    apply_changes: bool = False,
 ) -> Cluster:
     """Start the cluster that a topology file (``rmq.toml``) describes, or attach to it; returns
     when every broker takes sends.
 
     ``wait_s``: so long are nodes awaited that have not joined Ray yet, as after `ray up`.
     ``start_stopped``: also start copies that `broker stop` stopped in a cluster that runs; else
-    they stay so, and are not awaited. A broker's first start makes its store, later ones want that
+    they stay so, and are not awaited. ``apply_changes``: what the file says otherwise than the
+    cluster that runs is carried out (docs/settings.md): brokers and slaves are added, settings
+    are set, or copies are restarted for them, one after the other; ``ClusterError`` before anything
+    is done for what needs a stop. A broker's first start makes its store, later ones want that
     store back: ``rmq.stores.json`` beside the file knows it. Raises before anything is started:
     ``ConfigError`` with the line of what is wrong, ``StoreMissing``, ``StoreForeign``,
     ``StoreUnwritable`` for a disk that is not what is expected, and ``ClusterError`` where a
     cluster of the name runs with other settings.
     """
     topology = read_topology(config)
-    nodes_deadline = SYSTEM_CLOCK.monotonic_ms() + wait_s * 1000
-    found = survey(topology)
-    while (
-        any(step.awaited for step in found.steps) and SYSTEM_CLOCK.monotonic_ms() < nodes_deadline
-    ):
-        SYSTEM_CLOCK.sleep_ms(NODES_POLL_MS)
-        found = survey(topology)
-    _check(topology, found)
-    if found.changes:
-        said = "; ".join(found.changes)
+    found = _surveyed(topology, wait_s)
+    if found.changes and apply_changes:
+        carry_out(topology, found, timeout_s)
+    elif found.changes:
+        said = "; ".join(f"{change.part}: {change.what}" for change in found.changes)
         raise ClusterError(
-            f"cluster {topology.cluster!r} runs with other settings ({said}): stop it with "
-            f"`rmq-ray down`, then start it again",
+            f"cluster {topology.cluster!r} runs with other settings ({said}): carry them out with "
+            f"`rmq-ray up --config` (apply_changes=True), or stop it with `rmq-ray down`, then "
+            f"start it again",
             topology.cluster,
         )
     if (handle := gateway.find(names.controller(topology.cluster))) is None:
@@ -438,16 +456,31 @@ def start_from(
             ControllerShell,
             names.controller(topology.cluster),
             (made,),
-            resource=_place_of_controller(made) or gateway.HEAD,
+            resource=place_of_controller(made) or gateway.HEAD,
         )
         _caution(made)
     deadline = SYSTEM_CLOCK.monotonic_ms() + timeout_s * 1000
     _wait_until_serving(topology.cluster, handle, timeout_s, fresh=not found.running)
+    if not found.running:
+        _start_tables(topology.cluster)
     if start_stopped:
         Cluster(topology.cluster).start_stopped(timeout_s=timeout_s)
     await_brokers(topology, handle, found, known_stores.read(topology), deadline)
     known_stores.remember(topology, store_identities(topology, handle, found))
     return _used(topology.cluster)
+
+
+def _surveyed(topology: Topology, wait_s: float) -> Survey:
+    """What is there, once the nodes are that the file names, or the time is over; raises what keeps
+    the file from being started.
+    """
+    deadline = SYSTEM_CLOCK.monotonic_ms() + wait_s * 1000
+    found = survey(topology)
+    while any(step.awaited for step in found.steps) and SYSTEM_CLOCK.monotonic_ms() < deadline:
+        SYSTEM_CLOCK.sleep_ms(NODES_POLL_MS)
+        found = survey(topology)
+    _check(topology, found)
+    return found
 
 
 def connect(
@@ -495,7 +528,7 @@ def _start_new(
     )
     _check_homes(plan, one_node)
     handle = gateway.create(
-        ControllerShell, names.controller(name), (plan,), resource=_place_of_controller(plan)
+        ControllerShell, names.controller(name), (plan,), resource=place_of_controller(plan)
     )
     _caution(plan)
     _wait_until_serving(name, handle, timeout_s)
@@ -504,6 +537,18 @@ def _start_new(
         for _, copy in plan.all_copies()
         if plan.ledger
     )
+    _start_tables(name)
+
+
+def _start_tables(name: str) -> None:
+    """Of a cluster that starts: go on with the tables that it had. They never keep it from
+    starting.
+    """
+    try:
+        if TableRegistry(RayDiscovery(name)).all():
+            Cluster(name).tables.start_all()
+    except RmqError as error:
+        log.warning("tables of cluster %r were not started: %s", name, error)
 
 
 def _caution(plan: ClusterPlan) -> None:
@@ -538,12 +583,6 @@ def _tell_what_is_not_used(name: str, running: ClusterPlan, asked: StartOptions)
         )
 
 
-def _place_of_controller(plan: ClusterPlan) -> str | None:
-    """With slaves or accounts it has a disk: on the head, where no resource says otherwise."""
-    has_disk = plan.ledger or plan.has_accounts
-    return plan.resources.get(CONTROLLER) or (gateway.HEAD if has_disk else None)
-
-
 def _check(topology: Topology, found: Survey) -> None:
     """Raise what keeps a file from being started. In a running cluster a copy whose node is away is
     no fault where its broker has others.
@@ -574,6 +613,13 @@ def _remove(name: str, handle: Any) -> None:
     except RmqError as error:
         log.warning("removing the actors of a cluster that did not start: %s", error)
     gateway.kill(names.controller(name), for_good=True)
+
+
+def _state_of_absent(history: Mapping[str, int]) -> str | None:
+    """Of a copy that the controller has stopped; None for any other."""
+    if history.get("restarting"):
+        return replica_status.RESTARTING
+    return replica_status.STOPPED if history.get("stopped") else None
 
 
 def _state_of(handle: Any | None, answer: Any) -> Any:

@@ -23,6 +23,9 @@ GIB = 1 << 30
 # from a repeat
 DEDUPLICATION_FRAMES = 1_024
 DAY_MS = 86_400_000
+# of any setting: a frame has 16 MiB. What is read from a disk may be as long, for it may have been
+# written under another setting
+BODY_BYTES_MAX = 15 * MIB
 DEFAULT_CLUSTER = "default"
 CLUSTER_VARIABLE = "RMQ_CLUSTER"
 """Of the environment: the cluster that calls and commands mean which name none."""
@@ -215,13 +218,9 @@ class StoreConfig(_Group):
             "disk ratios must rise from delete over force to full, within (0, 1]",
             ratios,
         )
-        _require(
-            1 <= self.body_bytes_max <= 15 * MIB,
-            "body_bytes_max must be 1 byte to 15 MiB (a frame has 16 MiB)",
-            self.body_bytes_max,
-        )
         _within(  # no file of 2 GiB: Apache RocketMQ counts a file's bytes in 31 bits
             self,
+            body_bytes_max=(1, BODY_BYTES_MAX),
             index_slots=(1, 100_000_000),
             index_items=(2, 87_000_000),
             transient_store_pool_size=(1, 1_024),
@@ -364,13 +363,13 @@ class BrokerConfig(_Group):
     master: str | None = None  # haMasterAddress, of a slave: "host:port"; None = name servers tell
     replica_sync_ms: int = 10_000  # how often a slave fetches topics, groups and offsets
     replica_bytes: int = 4 * MIB  # of log in one answer to a slave
+    permission: int = 6  # brokerPermission: 2 = write, 4 = read, 6 = both
     auto_create_topics: bool = True  # autoCreateTopicEnable
     auto_create_groups: bool = True  # autoCreateSubscriptionGroup
     default_topic_queues: int = 8  # TBW102
     register_interval_ms: int = 30_000  # how often name servers hear of it
-    property_filter: bool = (
-        True  # enablePropertyFilter: SQL92 filters may be used (RocketMQ: False)
-    )
+    # enablePropertyFilter: SQL92 filters may be used (RocketMQ: False)
+    property_filter: bool = True
     long_polling: bool = True  # longPollingEnable: pulls wait for a message
     short_polling_ms: int = 1_000  # how long they wait where long_polling is False
     hold_check_ms: int = 5_000  # how often parked pulls are looked through
@@ -381,17 +380,15 @@ class BrokerConfig(_Group):
     offset_persist_ms: int = 5_000  # how often groups' offsets are written
     delay_persist_ms: int = 10_000  # how often offsets of the delay levels are written
     delay_levels: str = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
-    timer_max_delay_hours: int = (
-        24 * 365
-    )  # delay and deliver_at; RocketMQ 5 has 3 days (timerMaxDelaySec)
+    # delay and deliver_at; RocketMQ 5 has 3 days (timerMaxDelaySec)
+    timer_max_delay_hours: int = 24 * 365
     timer_window_ms: int = 600_000  # waiting messages that are due within it are in memory
     timer_window_messages: int = 1_000_000  # but at most so many, 24 bytes each
     timer_checkpoint_ms: int = 1_000  # delivered since then: delivered again after a crash
     # timerRollWindowSlot: who waits longer gets a new record, before retention takes the old one
     timer_roll_hours: int = 48
-    transaction_timeout_ms: int = (
-        6_000  # transactionTimeOut: a half message is not asked about while it is younger
-    )
+    # transactionTimeOut: a half message is not asked about while it is younger
+    transaction_timeout_ms: int = 6_000
     transaction_check_interval_ms: int = 60_000  # transactionCheckInterval
     transaction_check_max: int = 15  # transactionCheckMax; then TRANS_CHECK_MAX_TIME_TOPIC
     reject_transactions: bool = False  # rejectTransactionMessage
@@ -414,6 +411,9 @@ class BrokerConfig(_Group):
     ] = ()  # objects with before(ctx) and after(ctx), pickled with this: server/send/send_hooks.py
     # popped and not settled, a group and queue (RocketMQ 5's popInflightMessageThreshold)
     pop_in_flight_max: int = 10_000
+    log_format: str = "text"  # of the actor's log: "text" or "json", a line each
+    log_file_bytes_max: int = 16 * MIB  # <store>/rmq_ray/logs/broker.log; then the next begins
+    log_files_max: int = 5  # the newest; older ones are removed
     tls: TlsSettings = field(default_factory=TlsSettings)
     limits: RemotingLimits = field(default_factory=RemotingLimits)
     audit: AuditConfig = field(default_factory=AuditConfig)
@@ -425,6 +425,10 @@ class BrokerConfig(_Group):
             "copies_min must be 1 to 16 (the master counts; with 1 it goes on alone)",
             self.copies_min,
         )
+        choices = {"permission": (2, 4, 6), "log_format": ("text", "json")}
+        for name, allowed in choices.items():
+            given = getattr(self, name)
+            _require(given in allowed, f"{name} must be one of {allowed}", given)
         _within(
             self,
             broker_id=(0, 1_000),
@@ -458,6 +462,8 @@ class BrokerConfig(_Group):
             parked_pulls_max=(1, 1 << 30),
             pop_in_flight_max=(1, 1 << 30),
             busy_poll_us=(0, 100_000),
+            log_file_bytes_max=(65_536, 16 * GIB),
+            log_files_max=(2, 1_000),
         )
 
 
@@ -550,15 +556,11 @@ class ProducerConfig(_Group):
         )
         _within(
             self,
+            body_bytes_max=(1, BODY_BYTES_MAX),
             retries=(0, 16),
             batch_messages_max=(1, 65_536),
             frames_in_flight_max=(1, 256),
             default_topic_queues=(1, 1_024),
-        )
-        _require(
-            1 <= self.body_bytes_max <= 15 * MIB,
-            "body_bytes_max must be 1 byte to 15 MiB (a frame has 16 MiB)",
-            self.body_bytes_max,
         )
         _require(0 <= self.linger_ms <= 60_000, "linger_ms must be 0 to 60000", self.linger_ms)
         _require(

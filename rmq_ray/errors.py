@@ -14,6 +14,7 @@ says whose fault it was.
     │   │   └── SendUnconfirmed          stored, less safely than asked for: no slave in sync (peer)
     │   ├── MessageTooLarge, MessageIllegal (caller)
     │   ├── BrokerBusy                   refused before anything was written; try again (peer)
+    │   │   └── TopicFull                a bounded topic holds as much as it may (caller)
     │   ├── BrokerUnreachable            no connection: nothing was sent (network)
     │   ├── TopicNotFound, TopicNotWritable (caller)
     │   │   └── NoRoute                  no name server knows the topic (caller)
@@ -49,11 +50,24 @@ says whose fault it was.
     │   │   ├── StoreUnreadable          a read failed: that record cannot be had now
     │   │   └── AppendUnknown            of this very message: it may be found when the disk is read
     │   └── StoreNotReady                recovery is still running; try again
+    │       └── RecordAwaited            a slave is asked for a broken record; try again
     ├── MasterReplaced                   a name server knows a master of a later epoch (peer)
     ├── ClusterError                     Ray's side: actor missing, not started, wrong placement
     │   ├── PromotionRefused             that replica cannot be made master now (caller)
     │   └── TooFewResources              so many actors fit on no nodes of this Ray cluster (caller)
-    └── SparkError                       Java, pyspark or raydp missing or wrong
+    ├── TableError                       a topic's table: what was asked for cannot be (caller)
+    │   ├── TableNotFound                the topic has no table (caller)
+    │   ├── TableExists                  it has one already, made otherwise (caller)
+    │   ├── TableStorageError            its files or catalog cannot be reached now (peer)
+    │   ├── CommitRefused                another commit came first: the table is read again (peer)
+    │   └── CommitterReplaced            another committer has taken the table over (peer)
+    ├── SparkError                       Java, pyspark or raydp missing or wrong
+    └── TaskError                        a task of Ray Serve
+        ├── TaskNotEncodable             arguments or a result have no form (caller)
+        ├── TaskUnprocessable            no handler of that name, or arguments unreadable (caller)
+        ├── TaskTimedOut                 its handler ran longer than it may (caller)
+        ├── TaskAborted                  its handler ended its thread or its process (caller)
+        └── ResultExpired                what became of it is not kept any more (caller)
 
 Arguments are positional and plain values (Ray hands exceptions on by pickling ``args``).
 ``retriable`` says whether the same call may succeed later without the caller changing anything;
@@ -184,6 +198,14 @@ class BrokerBusy(SendError):
 
     code = 2
     retriable = True
+
+
+class TopicFull(BrokerBusy):
+    """The topic is bounded, and as much as it may hold waits for its consumers: nothing was stored
+    (args[1] = topic). The send has waited for its whole time-out.
+    """
+
+    code = 2
 
 
 class BrokerUnreachable(SendError):
@@ -496,6 +518,12 @@ class StoreNotReady(StoreError):
     retriable = True
 
 
+class RecordAwaited(StoreNotReady):
+    """The record here is broken on this disk and a slave is asked for its copy: it, or what lies
+    behind it, is there in a moment (args[1] = queue offset).
+    """
+
+
 class MasterReplaced(RmqError):
     """A name server knows a master of a later epoch under this name: the one that registers was
     replaced and is not told to clients.
@@ -520,5 +548,69 @@ class TooFewResources(ClusterError):
     """
 
 
+class TableError(RmqError):
+    """What was asked of a topic's table cannot be done, or its manifest cannot be read."""
+
+
+class TableNotFound(TableError):
+    """The topic has no table (args[1] = topic)."""
+
+
+class TableExists(TableError):
+    """The topic has a table already, with other settings (args[1] = topic)."""
+
+
+class TableStorageError(TableError):
+    """The table's files or its catalog cannot be reached, read or written now; the archivist goes
+    on by itself once that is mended (args[1] = location).
+    """
+
+    retriable = True
+
+
+class CommitRefused(TableError):
+    """Another commit to the table came first; the archivist reads it again and goes on behind."""
+
+    retriable = True
+
+
+class CommitterReplaced(TableError):
+    """A newer start of the archivist has taken the table over: this one gives up."""
+
+
 class SparkError(RmqError):
     """Java, pyspark or raydp is missing or does not fit; the message names the remedy."""
+
+
+class TaskError(RmqError):
+    """Base of what becomes of tasks (``rmq_ray.serve``); args[1], where present, is the task's id
+    or name.
+    """
+
+
+class TaskNotEncodable(TaskError, ClientError):
+    """Arguments or a result hold a value that has no form without pickle: nothing was sent
+    (args[1] = the task's name).
+    """
+
+
+class TaskUnprocessable(TaskError):
+    """No handler of that name is registered, or its arguments cannot be read; the task is in the
+    queue of unprocessable ones.
+    """
+
+
+class TaskTimedOut(TaskError):
+    """The handler ran longer than ``task_timeout_s``: it counts as failed, what it still returns is
+    dropped.
+    """
+
+
+class TaskAborted(TaskError):
+    """The handler called ``sys.exit``, or workers died with the task more often than they may."""
+
+
+class ResultExpired(TaskError):
+    """The task ended, and its result is older than results are kept, or its status is gone (args[1]
+    = the task's id).
+    """

@@ -235,10 +235,13 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class DiskSpace:
-    """The room on a disk: the used share, 0.0 to 1.0, and what is free, in bytes."""
+    """The room on a disk: the used share, 0.0 to 1.0, what is free and how large it is, in bytes
+    (0 = not known).
+    """
 
     used_ratio: float
     free_bytes: int
+    total_bytes: int = 0
 
     def __str__(self) -> str:
         return f"{self.used_ratio:.0%} used, {self.free_bytes / (1 << 30):.1f} GiB free"
@@ -396,7 +399,8 @@ class FileSystem:
         stat = self._call("statvfs", path, lambda: os.statvfs(path))
         usable = stat.f_blocks - stat.f_bfree + stat.f_bavail
         used_ratio = (stat.f_blocks - stat.f_bfree) / usable if usable else 1.0
-        return DiskSpace(used_ratio, stat.f_bavail * stat.f_frsize)
+        total = stat.f_blocks * stat.f_frsize
+        return DiskSpace(used_ratio, stat.f_bavail * stat.f_frsize, total)
 
     def file_size(self, path: str) -> int:
         """Size in bytes without opening."""

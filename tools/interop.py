@@ -29,6 +29,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = ROOT / "interop"
 SUITE = PROJECT / "rocketmq-tests"
+CLIENTS, FIVE = PROJECT / "clients", PROJECT / "five"
 TARGET = PROJECT / "target"
 SETTLE = ROOT / "benchmarks" / "settle.py"
 BUILD_TIMEOUT_S = 540
@@ -76,11 +77,13 @@ def _require(tool: str, package: str) -> None:
         raise ToolMissing(f"{tool} is not on PATH; install it with: apt-get install {package}")
 
 
-def build(project: Path = PROJECT) -> str:
-    """Compiles when the sources changed and returns the class path; one builder at a time."""
+def build(project: Path = PROJECT, version: str = "") -> str:
+    """Compiles when the sources changed and returns the class path; one builder at a time.
+    ``version``: of RocketMQ, where it is another than the project says.
+    """
     require_tools()
     target = project / "target"
-    classpath, stamp = target / "classpath.txt", target / "sources.sha256"
+    classpath, stamp = target / f"classpath{version}.txt", target / f"sources{version}.sha256"
     target.mkdir(parents=True, exist_ok=True)
     with (target / "build.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -94,6 +97,7 @@ def build(project: Path = PROJECT) -> str:
                 "compile",
                 "dependency:build-classpath",
                 f"-Dmdep.outputFile={classpath}",
+                *([f"-Drocketmq.version={version}"] if version else []),
             ]
             done = subprocess.run(
                 command, cwd=project, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S
@@ -128,16 +132,30 @@ def build_go() -> Path:
 
 def _sources_hash(project: Path) -> str:
     digest = hashlib.sha256()
-    for path in [project / "pom.xml", *sorted((project / "src").rglob("*.*"))]:
-        digest.update(path.relative_to(project).as_posix().encode() + b"\0" + path.read_bytes())
+    sources = PROJECT if project == FIVE else project
+    for path in [project / "pom.xml", *sorted((sources / "src").rglob("*.*"))]:
+        digest.update(path.relative_to(PROJECT).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 
 
-def command(main: str, *arguments: object, flags: Sequence[str] = SHORT_LIVED) -> list[str]:
+def command(
+    main: str, *arguments: object, flags: Sequence[str] = SHORT_LIVED, release: str = ""
+) -> list[str]:
     """The command line of one program, e.g. ``command("StoreReader", directory, geometry,
-    "-")``.
+    "-")``. ``release``: of RocketMQ, of which it is to use the classes.
     """
-    return ["java", *JVM_FLAGS, *flags, "-cp", build(), f"interop.{main}", *map(str, arguments)]
+    classpath = classes_of(release) if release else build()
+    return ["java", *JVM_FLAGS, *flags, "-cp", classpath, f"interop.{main}", *map(str, arguments)]
+
+
+def classes_of(release: str) -> str:
+    """The class path of programs with another release's classes: those of 5 are compiled for it,
+    the others are as they were compiled.
+    """
+    if release.startswith("5"):
+        return build(FIVE, release)
+    build()
+    return f"{TARGET / 'classes'}:{build(CLIENTS, release)}"
 
 
 def run(main: str, *arguments: object, timeout_s: float = 120) -> str:

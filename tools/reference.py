@@ -27,6 +27,7 @@ from rmq_ray.actors.client_actors import ClientActorClass
 from rmq_ray.client.admin.admin import Admin
 from rmq_ray.client.consumer.consumer_options import PullOptions, PushOptions
 from rmq_ray.config import FailoverConfig
+from rmq_ray.table.tables import Tables
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference.md"
 COLUMNS = 100
@@ -41,7 +42,7 @@ GROUPS = {
         "rmq_ray.model.ids",
         "rmq_ray.protocol.transaction",
     ),
-    "Administer": ("rmq_ray.client.admin.",),
+    "Administer": ("rmq_ray.client.admin.", "rmq_ray.table."),
     "Spark": ("rmq_ray.spark",),
     "Ray Data": ("rmq_ray.data",),
     "Settings": ("rmq_ray.config", "rmq_ray.client.consumer.consumer_options"),
@@ -62,12 +63,12 @@ PRODUCERS = {"Producer", "AsyncProducer", "ProducerActor", "TransactionProducer"
 """Public names whose module says too little."""
 HANDED_OUT = {
     *("Admin", "Cluster", "ConsumeContext", "ConsumerApp", "MessageExt", "OrderlyContext"),
-    *("PulledBatch", "ReceivedMessage", "Transaction", "Workers"),
+    *("PulledBatch", "ReceivedMessage", "Tables", "Transaction", "Workers"),
     *("mqd.TopicBatches", "mqs.BatchQuery", "mqs.TopicStream"),
 }
 """Classes of which users get objects and make none: how they are made is left out."""
 FIRST = (
-    *("start", "start_from", "connect", "Cluster", "Admin"),
+    *("start", "start_from", "connect", "Cluster", "Admin", "Tables"),
     *("Producer", "AsyncProducer", "ProducerActor", "Message", "MessageQueue", "SendResult"),
     *("SendStatus", "Transaction", "TransactionProducer", "TransactionListener"),
     *("PushConsumer", "ConsumeResult", "Reject", "ConsumeContext", "ConsumeOrderlyResult"),
@@ -110,7 +111,10 @@ def public() -> Iterator[tuple[str, str, Any]]:
         for prefix, module in _MODULES
         for name in module.__all__
     ]
-    used = [(value.__name__, value) for value in (Admin, FailoverConfig, PullOptions, PushOptions)]
+    used = [
+        (value.__name__, value)
+        for value in (Admin, Tables, FailoverConfig, PullOptions, PushOptions)
+    ]
     for name, value in [*found, *used]:
         if not name.startswith("_"):
             yield _heading(name, value), name, value

@@ -8,7 +8,8 @@ Source of the statements and of what is set apart: docs/seed-ids.toml. Nothing i
 
 The page names files of tests, not tests: it stays right while tests move, change their names or get
 neighbours. The mark in the file says which one it is. A statement that is set apart as "later" may
-be marked where a part of it is shown already; the others may not.
+be marked where a part of it is shown already; the others may not. "partial" names what of a
+statement no test shows.
 """
 
 from __future__ import annotations
@@ -38,13 +39,14 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Seeds:
-    """docs/seed-ids.toml: id -> statement, id -> (kind, reason) of what is set apart, and whether a
-    gap is a failure.
+    """docs/seed-ids.toml: id -> statement, id -> (kind, reason) of what is set apart, id -> what of
+    it no test shows, and whether a gap is a failure.
     """
 
     documents: dict[str, str]
     statements: dict[str, str]
     apart: dict[str, tuple[str, str]]
+    partial: dict[str, str]
     strict: bool
 
 
@@ -57,7 +59,8 @@ class Coverage:
 
     def shown(self, seed: str) -> bool:
         """True when tests show the whole of it."""
-        return seed in self.tests and seed not in self.seeds.apart
+        known = self.seeds
+        return seed in self.tests and seed not in known.apart and seed not in known.partial
 
     def files(self, seed: str) -> list[str]:
         """The files that hold its tests, sorted."""
@@ -103,7 +106,13 @@ def read_seeds(path: Path = IDS) -> Seeds:
             if seed in apart or seed not in statements:
                 raise ValueError(f"{seed} is set apart twice or unknown")
             apart[seed] = (entry["kind"], entry["reason"])
-    return Seeds(data["documents"], statements, apart, data["strict"])
+    partial: dict[str, str] = {}
+    for entry in data.get("partial", ()):
+        for seed in expand(entry["ids"]):
+            if seed in apart or seed in partial or seed not in statements or not entry["lacks"]:
+                raise ValueError(f"{seed} is partial and set apart, twice, unknown or unexplained")
+            partial[seed] = entry["lacks"]
+    return Seeds(data["documents"], statements, apart, partial, data["strict"])
 
 
 def expand(ids: list[str]) -> Iterator[str]:
@@ -175,16 +184,17 @@ def render(found: Coverage) -> str:
         "Written by `tools/seed_coverage.py` from `docs/seed-ids.toml` and the tests' marks; "
         "do not edit.",
         "",
-        "| document | statements | shown by tests | set apart | open |",
-        "| --- | --- | --- | --- | --- |",
+        "| document | statements | shown by tests | in part | set apart | open |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     for document, title in seeds.documents.items():
         own = [seed for seed in seeds.statements if seed.startswith(document)]
         shown = [seed for seed in own if found.shown(seed)]
         apart = [seed for seed in own if seed in seeds.apart]
+        partial = [seed for seed in own if seed in seeds.partial and seed in found.tests]
         lines.append(
-            f"| {document} {title} | {len(own)} | {len(shown)} | {len(apart)} | "
-            f"{len(own) - len(shown) - len(apart)} |"
+            f"| {document} {title} | {len(own)} | {len(shown)} | {len(partial)} | {len(apart)} | "
+            f"{len(own) - len(shown) - len(partial) - len(apart)} |"
         )
     for document, title in seeds.documents.items():
         lines += [
@@ -207,6 +217,9 @@ def _shown_by(found: Coverage, seed: str) -> str:
     if seed in found.seeds.apart:
         kind, reason = found.seeds.apart[seed]
         return f"{KINDS[kind]}: {reason}" + (f"; a part: {files}" if files else "")
+    lacks = found.seeds.partial.get(seed)
+    if lacks is not None and files:
+        return f"in part, {files}: {lacks}"
     return files or "open"
 
 

@@ -21,7 +21,12 @@ TITLES = {
     Party.NOBODY: "Known by name and answered with code 3, like every other code",
 }
 HEAD = "| code | name | header, body | who may ask | right | notes |\n" + "| --- " * 6 + "|"
-FENCES = {Fence.LEADS: "writes", Fence.CONFIRMED: "", Fence.NOTHING: "not fenced"}
+FENCES = {
+    Fence.HANDS_OUT: "writes, confirmed",
+    Fence.LEADS: "writes",
+    Fence.CONFIRMED: "",
+    Fence.NOTHING: "not fenced",
+}
 
 
 def rendered() -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,14 +20,18 @@ from rmq_ray.actors.gateway import (
     my_node,
     node_address,
 )
-from rmq_ray.actors.shell import be_urgent, exit_hard, is_restart, spawn
+from rmq_ray.actors.log_output import log_to_file, log_to_stderr
+from rmq_ray.actors.shell import be_urgent, exit_hard, is_restart, spawn, start_over
 from rmq_ray.clock import SYSTEM_CLOCK
+from rmq_ray.codec.config_files import ConfigFile, configured_file
 from rmq_ray.config import BrokerConfig
-from rmq_ray.errors import ClusterError, RmqError
-from rmq_ray.model.metrics import Family
+from rmq_ray.errors import ClusterError, RmqError, StoreError
+from rmq_ray.files import FileSystem
+from rmq_ray.model.metrics import FamilyText, text_of
 from rmq_ray.model.replica_roles import Assignment, ReplicaReport
 from rmq_ray.protocol.access.changes import AccountChange, ChangeAuthor
 from rmq_ray.protocol.access.rules import AccessRules
+from rmq_ray.protocol.live_settings import effective
 from rmq_ray.remoting import loopback
 from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.server.broker.broker import Broker
@@ -55,7 +60,11 @@ class BrokerShell:
         leadership: Leadership | None = None,
     ) -> None:
         be_urgent()
+        self._made, self._configured = config, dict[str, str]()
         config = replace(config, host=config.host or node_address())
+        self._config = config
+        self._actor = names.replica_key(config.broker_name, config.broker_id)
+        log_to_stderr(self._actor, config.log_format)
         self._error: RmqError | None = None
         self._started = False
         self._cluster, self._key, self._identity = (
@@ -81,10 +90,60 @@ class BrokerShell:
                 else None
             )
             await self._broker.start(create, self._identity or learnt)
+            await asyncio.to_thread(self._read_configured)
+            self._broker.configure(self._configured)
+            self._keep_log()
             await self._opened()
             self._started = True
         except RmqError as error:
             self._error = error
+            if not create:
+                await start_over(error)
+
+    def _keep_log(self) -> None:
+        """Once the store is there: before, nothing is written to a disk that may be another's."""
+        config = self._config
+        path = f"{config.store.path}/rmq_ray/logs/broker.log"
+        try:
+            log_to_file(
+                path,
+                self._actor,
+                config.log_format,
+                config.log_file_bytes_max,
+                config.log_files_max,
+            )
+        except OSError as error:
+            log.warning("no log is kept in %s: %s", path, error)
+
+    async def configured(self) -> BrokerConfig:
+        """What it goes by, but for what ``broker set`` changed: as it was made, and what
+        ``configure`` said since.
+        """
+        made: BrokerConfig = effective(self._made, self._configured, live=True)
+        return made
+
+    async def configure(self, settings: Mapping[str, str], author: ChangeAuthor) -> None:
+        """Settings that change at run time, as the topology file has them now: in effect and on
+        disk on return, until this actor is made anew. ``ConfigError``: nothing is changed.
+        """
+        self._broker.configure(settings, author)
+        self._configured |= settings
+        await asyncio.to_thread(self._configured_file().save, self._configured)
+
+    def _configured_file(self) -> ConfigFile[dict[str, str]]:
+        return configured_file(FileSystem(), f"{self._config.store.path}/rmq_ray/configured.json")
+
+    def _read_configured(self) -> None:
+        """What was said to the actor before Ray started it again; of another actor it is over."""
+        file = self._configured_file()
+        found = file.load() or {}
+        if is_restart():
+            self._configured = found
+        elif found:
+            try:
+                file.save({})
+            except StoreError as error:
+                log.warning("what the actor before was told stays on the disk: %s", error)
 
     async def _change_accounts(self, change: AccountChange, author: ChangeAuthor) -> object:
         return await call_async(
@@ -124,9 +183,11 @@ class BrokerShell:
             found |= {"state": "broken", "error": f"{type(self._error).__name__}: {self._error}"}
         return found
 
-    async def metrics(self) -> list[Family]:
-        """See ``Broker.metrics``."""
-        return await self._broker.metrics()
+    async def metrics(self) -> list[FamilyText]:
+        """See ``Broker.metrics``; as text, which is made beside the loop: what Ray makes of an
+        answer it makes in the loop.
+        """
+        return await asyncio.to_thread(text_of, await self._broker.metrics())
 
     async def audit(self, question: AuditQuestion) -> list[dict[str, Any]]:
         """The newest lines of its audit log; see ``AuditLog.newest``."""

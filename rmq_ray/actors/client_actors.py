@@ -14,6 +14,7 @@ from typing import Any
 import ray
 
 from rmq_ray.actors.access_keys import given_account, keywords
+from rmq_ray.actors.client_metrics import ClientReporter
 from rmq_ray.actors.clients import Producer, PushConsumer
 from rmq_ray.actors.discovery import account_of, meant_cluster, use_cluster
 from rmq_ray.client.messages.received import MessageExt
@@ -71,6 +72,7 @@ class ProducerShell:
         _use_cluster_of(settings)
         self._producer = Producer(group, **settings)
         self._producer.start()
+        self._reporter = ClientReporter(self._producer.metrics, "producer", settings)
 
     def ping(self) -> str:
         """``"running"``, once the producer is connected."""
@@ -126,6 +128,7 @@ class ProducerShell:
         """Send what lingers and leave the group. The actor stays, its sends are ``ClientError``;
         ``ray.kill`` or the last handle's end ends it.
         """
+        self._reporter.close()
         self._producer.close()
 
 
@@ -184,6 +187,7 @@ class ConsumerShell:
             group, listener=self._listener, subscriptions=subscriptions, **settings
         )
         self._consumer.start()
+        self._reporter = ClientReporter(self._consumer.metrics, "consumer", settings)
 
     def ping(self) -> str:
         """``"running"``, once the consumer has joined its group; queues come with the next
@@ -209,6 +213,7 @@ class ConsumerShell:
         """Finish running listeners, commit their offsets and leave the group. False when one still
         ran after ``timeout_s``: its messages come again. The actor stays for ``ask``.
         """
+        self._reporter.close()
         return self._consumer.stop(int(timeout_s * 1000))
 
     def __ray_shutdown__(self) -> None:

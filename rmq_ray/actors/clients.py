@@ -65,7 +65,7 @@ class TransactionProducer(transaction_producer.TransactionProducer):
     what ``checker`` is to a ``Producer``. Arguments and errors otherwise: ``Producer``.
     """
 
-    def __init__(  # noqa: PLR0913 - the public signature
+    def __init__(
         self,
         group: str,
         *,
@@ -189,7 +189,7 @@ class SimpleConsumer(simple_consumer.SimpleConsumer):
     cluster.
     """
 
-    def __init__(  # noqa: PLR0913 - the public signature
+    def __init__(
         self,
         topic: str,
         group: str,

@@ -181,7 +181,7 @@ class StaticDiscovery:
         return ()
 
 
-def discovery_for(  # noqa: PLR0913 - all that says where and who
+def discovery_for(
     cluster: str | None,
     name_servers: Sequence[str] | str | None,
     secret: bytes,

@@ -7,13 +7,15 @@ Decides how values travel (``codec.values``; pickle only where both sides ask fo
 queue of values is in topics: one topic with one queue, so that it is first in, first out, and one
 group of its name. Invariants: an item that ``put`` returned for is on the broker as its mode says;
 ``get`` returns an item only after the broker wrote down that it is taken, so it comes twice only
-where that answer was lost; nothing is unpickled that this handle was not told to.
+where that answer was lost, or with ``prefetch``, where the broker hears of it a moment later, where
+the process died before that; nothing is unpickled that this handle was not told to.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -38,6 +40,7 @@ from rmq_ray.errors import (
     ClientError,
     ConfigError,
     GroupNotFound,
+    RmqError,
     TopicExists,
     TopicNotFound,
 )
@@ -51,6 +54,8 @@ KINDS = frozenset({MSGPACK, TABLE, TENSOR, PICKLE})
 """Tags that say how the body is a value; any other, and none, are bytes as they are."""
 TAKEN_S = 30.0
 """What somebody took who died before he had it comes again after this long."""
+KEPT_MS = 25_000.0
+"""What was taken in advance and not handed out by then is left to come again."""
 WAIT_S = 20.0
 RETRIES_MAX = (1 << 31) - 1
 PAUSE_S = 0.005, 0.25
@@ -65,6 +70,11 @@ class _Parts:
     consumer: SimpleConsumer
     queue: MessageQueue
 
+    def bounds(self) -> tuple[int, int]:
+        """(offset of the first item that the broker still has, offset of the next one to come)."""
+        stats = self.admin.topic_stats(self.queue.topic)[self.queue]
+        return stats.min_offset, stats.max_offset
+
 
 class Queue:
     """A queue of Python values on the topic ``name``, which the first use creates. Any thread may
@@ -74,6 +84,9 @@ class Queue:
     ``maxsize``: how many items it may hold, 0 = any number; with several putters at once it may be
     passed by as many. Values: bytes, what JSON has, ``pyarrow.Table``, numpy arrays of numbers;
     with ``pickle=True`` anything else, too, and what others pickled is unpickled: trust them.
+    ``prefetch``: how many items this handle may take in advance, for who gets one after the other:
+    a request brings as many, and the broker hears within 5 ms that they were handed out. What is
+    taken in advance is nobody else's, for 30 s at most.
     ``cluster`` and the following: as of ``Producer``. Raises ``ray.util.queue.Empty`` and ``Full``,
     ``ClientError`` for values that cannot travel, and the errors of ``Producer.send`` and
     ``SimpleConsumer.receive``.
@@ -85,6 +98,7 @@ class Queue:
         maxsize: int = 0,
         *,
         pickle: bool = False,
+        prefetch: int = 0,
         cluster: str | None = None,
         name_servers: Sequence[str] | str | None = None,
         secret: bytes = b"",
@@ -93,19 +107,29 @@ class Queue:
         secret_key: SecretKey = "",
     ) -> None:
         where = discovery_for(cluster, name_servers, secret, tls, access_key, secret_key)
-        self._set(name, maxsize, pickle, where)
+        self._set(name, maxsize, pickle, prefetch, where)
 
-    def _set(self, name: str, maxsize: int, pickle: bool, discovery: Discovery) -> None:
+    def _set(
+        self, name: str, maxsize: int, pickle: bool, prefetch: int, discovery: Discovery
+    ) -> None:
         if type(maxsize) is not int or maxsize < 0:
             raise ConfigError(f"maxsize must be 0 (no limit) or more, not {maxsize!r}", maxsize)
+        if type(prefetch) is not int or not 0 <= prefetch <= MESSAGES_MAX:
+            raise ConfigError(
+                f"prefetch must be 0 (nothing in advance) to {MESSAGES_MAX}, not {prefetch!r}",
+                prefetch,
+            )
         check_topic(name)
         check_group(name)
+        self.prefetch = prefetch
+        self._ahead: deque[ReceivedMessage] = deque()
+        self._ahead_until_ms = 0.0
         self.name, self.maxsize, self._pickle, self._discovery = name, maxsize, pickle, discovery
         self._lock = threading.Lock()
         self._parts: _Parts | None = None
 
     def __getstate__(self) -> tuple[Any, ...]:
-        return self.name, self.maxsize, self._pickle, self._discovery
+        return self.name, self.maxsize, self._pickle, self.prefetch, self._discovery
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self._set(*state)
@@ -125,20 +149,13 @@ class Queue:
         return self.size()
 
     def size(self) -> int:
-        """Items that nobody has taken; a moment late where some were put back."""
-        parts = self._connected()
-        (bounds,) = [
-            stats
-            for queue, stats in parts.admin.topic_stats(self.name).items()
-            if queue == parts.queue
-        ]
-        try:
-            rows = parts.admin.group_lag(self.name)
-        except GroupNotFound:
-            rows = []
-        taken = [row["committed"] for row in rows if row["topic"] == self.name]
-        again = sum(row["lag"] for row in rows if row["topic"] != self.name)
-        return int(bounds.max_offset - max(bounds.min_offset, *taken, 0) + again)
+        """Items that nobody got, those included that were taken in advance; a moment late where
+        some were put back.
+        """
+        own, again = self._lag()
+        low, high = self._connected().bounds()
+        committed, end = (0, 0) if own is None else (own["committed"], own["max_offset"])
+        return int(max(end, high) - max(low, committed) + again)
 
     qsize = size
 
@@ -188,10 +205,15 @@ class Queue:
         wait_s, consumer = _seconds(block, timeout), self._connected().consumer
         end_ms = SYSTEM_CLOCK.monotonic_ms() + wait_s * 1_000
         while True:  # ends: with an item, or when the time is over
+            if self.prefetch and (ahead := self._next_ahead(1)):
+                return self._taken(ahead)[0]
             left_s = max(0.0, end_ms - SYSTEM_CLOCK.monotonic_ms()) / 1_000
-            found = consumer.receive(1, invisible=TAKEN_S, wait=min(left_s, WAIT_S))
+            found = consumer.receive(
+                max(1, self.prefetch), invisible=TAKEN_S, wait=min(left_s, WAIT_S)
+            )
             if found:
-                return self._taken(found)[0]
+                self._keep_ahead(found[1:])
+                return self._taken(found[:1])[0]
             if left_s <= WAIT_S:
                 raise Empty
 
@@ -211,9 +233,9 @@ class Queue:
             raise TypeError("num_items must be an int")
         if num_items < 0:
             raise ValueError("num_items must not be negative")
-        if num_items and self.size() < num_items:
+        if num_items and not self._has(num_items):
             raise Empty(f"{self!r} has fewer than {num_items} items")
-        consumer, found = self._connected().consumer, list[ReceivedMessage]()
+        consumer, found = self._connected().consumer, self._next_ahead(num_items)
         while len(found) < num_items:  # ends: each round finds something, or it raises
             wanted = min(MESSAGES_MAX, num_items - len(found))
             more = consumer.receive(wanted, invisible=TAKEN_S, wait=0)
@@ -235,6 +257,9 @@ class Queue:
             parts, self._parts = self._parts, None
         if parts is None:
             return
+        for message in self._next_ahead(len(self._ahead)):
+            with suppress(RmqError):  # it comes again when its time is over
+                message.nack()
         parts.consumer.close()
         parts.producer.close()
         if admin is not None:
@@ -298,8 +323,47 @@ class Queue:
             for message in found:
                 message.nack()
             raise
-        self._connected().consumer.ack_all(found)
+        self._connected().consumer.ack_all(found, wait=not self.prefetch)
         return values
+
+    def _lag(self) -> tuple[dict[str, Any] | None, int]:
+        """What the broker tells of the group's place in the queue, None where nobody ever got; and
+        how many items come again.
+        """
+        parts = self._connected()
+        if self.prefetch:
+            parts.consumer.flush()
+        try:
+            rows = parts.admin.group_lag(self.name)
+        except GroupNotFound:
+            rows = []
+        where = (parts.queue.topic, parts.queue.broker_name, parts.queue.queue_id)
+        own = [row for row in rows if (row["topic"], row["broker"], row["queue"]) == where]
+        again = sum(row["lag"] for row in rows if row["topic"] != self.name)
+        return own[0] if own else None, int(again)
+
+    def _has(self, count: int) -> bool:
+        """Whether so many are there; of one request where the broker knows the group. What
+        retention took still counts for it.
+        """
+        own, again = self._lag()
+        return self.size() >= count if own is None else own["lag"] + again >= count
+
+    def _keep_ahead(self, found: list[ReceivedMessage]) -> None:
+        if found:
+            with self._lock:
+                if not self._ahead:
+                    self._ahead_until_ms = SYSTEM_CLOCK.monotonic_ms() + KEPT_MS
+                self._ahead.extend(found)
+
+    def _next_ahead(self, count: int) -> list[ReceivedMessage]:
+        """What was taken in advance, the oldest first, as far as it is still this handle's."""
+        if not self._ahead:
+            return []
+        with self._lock:
+            if SYSTEM_CLOCK.monotonic_ms() > self._ahead_until_ms:
+                self._ahead.clear()
+            return [self._ahead.popleft() for _ in range(min(count, len(self._ahead)))]
 
     def _value(self, message: ReceivedMessage) -> Any:
         kind = message.tag

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import pwd
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
@@ -76,7 +76,7 @@ def _before_fork() -> None:
     _worker_at_fork = None
     try:
         _worker_at_fork = _worker_id() if ray.is_initialized() else None
-    except Exception:  # noqa: BLE001
+    except Exception:
         log.debug("forked while Ray was left", exc_info=True)
 
 
@@ -105,6 +105,10 @@ def find(name: str) -> Any | None:
         return ray.get_actor(name, namespace=names.NAMESPACE)
     except ValueError:
         return None
+    except ray.exceptions.RayError as error:
+        raise ClusterError(
+            f"Ray's control plane does not say where {name} is: {error}", name
+        ) from error
 
 
 def create(
@@ -201,6 +205,11 @@ def call(handle: Any, method: str, *arguments: Any, timeout_s: float = CALL_TIME
     ``ClusterError``.
     """
     return _result(getattr(handle, method).remote(*arguments), method, timeout_s)
+
+
+def value_of(reference: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
+    """What an object of Ray's store holds. ``ClusterError`` where it does not come in time."""
+    return _result(reference, "an object of Ray's store", timeout_s)
 
 
 def _result(reference: Any, method: str, timeout_s: float) -> Any:
@@ -435,6 +444,22 @@ def stopped_brokers(cluster: str) -> dict[str, bool]:
     return found
 
 
+def archivists(cluster: str) -> list[str]:
+    """Names of the actors that keep a cluster's tables."""
+    require_ray()
+    prefix = names.archivists(cluster)
+    return sorted(
+        actor["name"]
+        for actor in ray.util.list_named_actors(all_namespaces=True)
+        if actor["namespace"] == names.NAMESPACE and actor["name"].startswith(prefix)
+    )
+
+
+async def archivists_beside(cluster: str) -> list[str]:
+    """The same on an actor's own loop. ``ClusterError`` while Ray's control plane cannot say."""
+    return await _beside(lambda: archivists(cluster), LOOK_UP_TIMEOUT_S, "list of archivists")
+
+
 def clusters() -> list[str]:
     """Names of the message clusters that run in this Ray cluster."""
     require_ray()
@@ -539,6 +564,17 @@ def run_on(
     except ray.exceptions.RayError as error:
         raise ClusterError(f"{what} failed: {error}", what) from None
     return found
+
+
+def run_each(
+    function: Callable[..., T], each: Sequence[tuple[Any, ...]], *, timeout_s: float
+) -> list[T]:
+    """Call a function once for each of these arguments, as tasks of one CPU wherever there is one;
+    the results in their order. Our errors come through, Ray's as ``ClusterError``.
+    """
+    task = ray.remote(function).options(num_cpus=1, max_retries=0)
+    references = [task.remote(*arguments) for arguments in each]
+    return [_result(reference, function.__name__, timeout_s) for reference in references]
 
 
 def node_address() -> str:

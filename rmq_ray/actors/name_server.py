@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from rmq_ray.actors.gateway import node_address
-from rmq_ray.actors.shell import be_urgent, is_restart, spawn
+from rmq_ray.actors.shell import be_urgent, is_restart, spawn, start_over
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import NameServerConfig
 from rmq_ray.model.metrics import Family
@@ -26,10 +26,14 @@ class NameServerShell:
     def __init__(self, config: NameServerConfig, secret: bytes, again: bool = False) -> None:
         be_urgent()
         config = replace(config, host=config.host or node_address())
-        self._runner = NameServerRunner(
-            config, secret, SYSTEM_CLOCK, restarted=again or is_restart()
-        )
-        spawn(self._runner.run(), "name server")
+        self._again = again or is_restart()
+        self._runner = NameServerRunner(config, secret, SYSTEM_CLOCK, restarted=self._again)
+        spawn(self._run(), "name server")
+
+    async def _run(self) -> None:
+        await self._runner.run()
+        if self._again:
+            await start_over(self._runner.error)
 
     async def ping(self) -> str:
         """State in a word; the supervisor calls it every second."""

@@ -62,6 +62,16 @@ def exporter(cluster: str) -> str:
     return f"{check_cluster_name(cluster)}/exporter"
 
 
+def archivist(cluster: str, topic: str) -> str:
+    """What keeps a topic's table."""
+    return f"{archivists(cluster)}{topic}"
+
+
+def archivists(cluster: str) -> str:
+    """How the names of a cluster's archivists begin."""
+    return f"{check_cluster_name(cluster)}/table/"
+
+
 def console(cluster: str) -> str:
     """What serves the cluster's web pages."""
     return f"{check_cluster_name(cluster)}/console"

@@ -16,8 +16,13 @@ from typing import Any
 
 import ray
 
+from rmq_ray.errors import ConfigError, RmqError, StoreFailed, StoreFull
+
 log = logging.getLogger("rmq_ray.actors")
 EXIT_SURPRISE = 70
+AGAIN_S: dict[type[RmqError], float] = {StoreFailed: 2.0, StoreFull: 2.0, ConfigError: 15.0}
+"""What may be otherwise when an actor starts again (a port is free, a certificate is renewed), and
+when that is tried."""
 _tasks: set[asyncio.Task[Any]] = set()
 
 
@@ -57,6 +62,16 @@ def be_urgent() -> None:
             "niceness stays %d: start Ray with RAY_worker_niceness=0 for quick restarts",
             os.getpriority(os.PRIO_PROCESS, 0),
         )
+
+
+async def start_over(error: RmqError | None) -> None:
+    """An actor that served before could not start: where that may pass, its process ends in a while
+    and the next one tries. Everything else is for people.
+    """
+    for kind, pause_s in AGAIN_S.items():
+        if isinstance(error, kind):
+            await asyncio.sleep(pause_s)
+            exit_hard(error)
 
 
 def is_restart() -> bool:

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 import click
 
-from rmq_ray.cli import output
-from rmq_ray.cli.context import Options, pass_options, told
+from rmq_ray.cli.base import output
+from rmq_ray.cli.base.context import Options, pass_options, told
 from rmq_ray.cli.shell.watch import watched
 from rmq_ray.errors import ConfigError
 from rmq_ray.files import FileSystem
@@ -299,9 +299,7 @@ def _entry(text: str) -> tuple[str, str]:
 @pass_options
 @watched
 @told
-def audit(  # noqa: PLR0913 - one a filter
-    options: Options, lines: int, since: str, who: str, request: str, refused: bool
-) -> None:
+def audit(options: Options, lines: int, since: str, who: str, request: str, refused: bool) -> None:
     """The newest lines of the audit logs of all brokers and name servers, oldest first. `told`: of
     a change what is new, and what was; of a refusal or failure why. JSON has the lines as they are.
     """

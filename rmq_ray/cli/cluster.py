@@ -17,8 +17,10 @@ from click.core import ParameterSource
 import rmq_ray
 from rmq_ray.actors import names
 from rmq_ray.actors.control import replica_status
-from rmq_ray.cli import brokers, output, ray_head
-from rmq_ray.cli.context import Options, first_line, pass_options, told
+from rmq_ray.cli import brokers
+from rmq_ray.cli.base import output, ray_head
+from rmq_ray.cli.base.context import Options, first_line, pass_options, told
+from rmq_ray.cli.shell.progress import progress
 from rmq_ray.cli.shell.watch import watched
 from rmq_ray.cli.tls import tls_of
 from rmq_ray.errors import ClusterError
@@ -101,7 +103,11 @@ def plan(options: Options, config: str, ray_port: int | None) -> None:
         for step in found.steps
         if step.error is not None
     ]
-    refusals += [f"changed, needs `rmq-ray down` first: {change}" for change in found.changes]
+    for change in found.changes:
+        if change.why:
+            refusals.append(str(change))
+        else:
+            click.echo(f"{change.how.value}: {change}", err=True)
     for refusal in refusals:
         click.echo(f"refused: {refusal}", err=True)
     if refusals:
@@ -121,6 +127,11 @@ def plan(options: Options, config: str, ray_port: int | None) -> None:
     default=0.0,
     type=click.FloatRange(0, 3600),
     help="With --config: seconds to wait for nodes that `ray up` still starts.",
+)
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="With --config: only show what would change in the cluster that runs.",
 )
 @click.option(
     "--brokers",
@@ -209,6 +220,11 @@ def plan(options: Options, config: str, ray_port: int | None) -> None:
         "free one]"
     ),
 )
+@click.option(
+    "--ray-dashboard",
+    is_flag=True,
+    help="Where Ray is started: with its dashboard, on loopback.",
+)
 @pass_options
 @told
 def up(
@@ -216,7 +232,9 @@ def up(
     /,
     config: str | None,
     wait_s: float,
+    dry_run: bool,
     ray_port: int | None,
+    ray_dashboard: bool,
     tls_directory: str | None,
     **settings: Any,
 ) -> None:
@@ -224,22 +242,34 @@ def up(
 
     The stores are made in --store, or where --config says, on the first start and found again on
     the next one. Running it twice changes nothing. In a cluster that runs, copies that `broker
-    stop` stopped are started.
+    stop` stopped are started, and what --config says otherwise is shown and, once confirmed,
+    carried out: brokers and slaves are added, settings are set, and copies are restarted that need
+    it, one at a time.
     """
+    if dry_run and config is None:
+        raise click.UsageError("--dry-run goes with --config; without it nothing is changed")
     if config is not None:
         use_topology(options, config)
     names.check_cluster_name(options.cluster)
     tls = tls_of(tls_directory) if tls_directory is not None else None
-    head = _join_or_start_ray(options, ray_port)
+    if dry_run and ray_head.find(options.address, ray_port) is None:
+        raise ClusterError(f"no Ray cluster runs: {config} starts all of it, see `rmq-ray plan`")
+    head = _join_or_start_ray(options, ray_port, ray_dashboard)
     from rmq_ray.actors import gateway
 
     try:
         was_running = options.cluster in gateway.clusters()
-        if config is None:
-            mq = rmq_ray.start(options.cluster, tls=tls, **settings)
-            mq.start_stopped()
-        else:
-            mq = rmq_ray.start_from(config, wait_s=wait_s, start_stopped=True)
+        changed = config is not None and was_running and _changes_wanted(options, config, dry_run)
+        if dry_run:
+            return
+        with progress(f"starting cluster {options.cluster}"):
+            if config is None:
+                mq = rmq_ray.start(options.cluster, tls=tls, **settings)
+                mq.start_stopped()
+            else:
+                mq = rmq_ray.start_from(
+                    config, wait_s=wait_s, start_stopped=True, apply_changes=changed
+                )
         addresses = {"ray_address": gateway.gcs_address(), **mq.addresses}
         mq.admin.close()
     except BaseException:
@@ -247,17 +277,46 @@ def up(
             gateway.leave_ray()
             ray_head.stop(head)
         raise
-    not_used = "was running" if config else "was running, options of this call were not used"
-    state = not_used if was_running else "started"
     output.record(
         {
             "cluster": options.cluster,
-            "state": state,
+            "state": _state_told(was_running, changed, config),
             "ray": "started" if head else "was running",
+            **({"ray_dashboard": head.dashboard} if head and ray_dashboard else {}),
             **addresses,
         },
         options.style,
     )
+
+
+def _state_told(was_running: bool, changed: bool, config: str | None) -> str:
+    if not was_running:
+        return "started"
+    if changed:
+        return "was running, changed as the file says"
+    return "was running" if config else "was running, options of this call were not used"
+
+
+def _changes_wanted(options: Options, config: str, dry_run: bool) -> bool:
+    """Show what the file makes of the cluster that runs; whether it is to be carried out."""
+    from rmq_ray.actors.control.survey import survey
+
+    found = survey(read_topology(config)).changes
+    if not found:
+        if dry_run:
+            click.echo("nothing changes: the cluster is as the file says", err=True)
+        return False
+    if dry_run:
+        output.rows(
+            [change.row() for change in found], ["part", "action", "change", "why"], options.style
+        )
+        return False
+    for change in found:
+        why = f" ({change.why})" if change.why else ""
+        click.echo(f"{change.how.value} {change.part}: {change.what}{why}", err=True)
+    if not any(change.why for change in found):
+        options.confirm(f"Change cluster {options.cluster} so?")
+    return True
 
 
 @click.command()
@@ -282,7 +341,8 @@ def down(options: Options) -> None:
         )
     state = "did not run"
     if options.cluster in alive:
-        rmq_ray.Cluster(options.cluster).stop()
+        with progress(f"stopping cluster {options.cluster}"):
+            rmq_ray.Cluster(options.cluster).stop()
         state = "stopped"
     others = [name for name in alive if name != options.cluster]
     outcome = "left running: it was not started by `up`"
@@ -405,14 +465,17 @@ def _summary(name: str, state: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _join_or_start_ray(options: Options, port: int | None) -> ray_head.Head | None:
+def _join_or_start_ray(options: Options, port: int | None, dashboard: bool) -> ray_head.Head | None:
     """The head that this call started, None when it joined one."""
     if port is not None and options.address != ray_head.AUTO:
         raise click.UsageError(
             "--ray-port starts a Ray head here, --address joins one that runs: give one of them"
         )
     with ray_head.alone():
-        head = None if ray_head.find(options.address, port) is not None else ray_head.start(port)
+        found = ray_head.find(options.address, port)
+        head = ray_head.start(port, dashboard) if found is None else None
+    if found is not None and dashboard:
+        click.echo("Ray was running: its dashboard is as it was started", err=True)
     try:
         options.connect_ray(head.port if head else port)
     except ClusterError:

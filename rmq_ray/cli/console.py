@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from rmq_ray.actors.access_keys import secret_key_of
-from rmq_ray.cli import output
-from rmq_ray.cli.context import Options, pass_options, told
+from rmq_ray.cli.base import output
+from rmq_ray.cli.base.context import Options, pass_options, told
 from rmq_ray.console.extras import check_extra
 from rmq_ray.console.settings import PORT, ConsoleSettings
 from rmq_ray.ports import Discovery
@@ -64,8 +64,8 @@ def console(  # noqa: PLR0913 - what click hands over
     messages, brokers. Read-only unless --allow-write. Needs `pip install 'rmq_ray[console]'`.
     """
     check_extra()
-    from rmq_ray.console import actor, serving
-    from rmq_ray.console.source import Source
+    from rmq_ray.console.source import ClusterView
+    from rmq_ray.console.web import actor, serving
 
     if stop:
         options.connect()
@@ -89,7 +89,7 @@ def console(  # noqa: PLR0913 - what click hands over
         return
     probe = actor.RayProbe(options.cluster) if name_servers is None else None
     discovery = _discovery(options, name_servers)
-    source = Source(discovery, deadline_ms=settings.deadline_ms, probe=probe)
+    source = ClusterView(discovery, deadline_ms=settings.deadline_ms, probe=probe)
     served = serving.Running(source, settings)
     _tell(options, served.url)
     served.run()

@@ -9,11 +9,12 @@ from typing import IO, Any
 
 import click
 
-from rmq_ray.cli import output
-from rmq_ray.cli.context import Options, pass_options, told
+from rmq_ray.cli.base import output
+from rmq_ray.cli.base.context import Options, pass_options, told
 from rmq_ray.cli.messages import plain_row
 from rmq_ray.cli.shell.completion import group_names
-from rmq_ray.client.admin.dead_letters import DeadLetters, origin_topic
+from rmq_ray.cli.shell.progress import progress
+from rmq_ray.client.admin.dead_letters import DeadLetters, SendRate, origin_topic
 from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.errors import BodyUnreadable
 
@@ -82,6 +83,7 @@ def show(options: Options, group: str, limit: int, new: bool) -> None:
     help="At most so many, oldest first.",
 )
 @click.option("--again", is_flag=True, help="Also those that were resent before.")
+@click.option("--rate", type=float, default=None, help="At most so many messages a second.")
 @click.option(
     "--execute", is_flag=True, help="Send them; without this only what would happen is shown."
 )
@@ -93,16 +95,19 @@ def resend(
     message_ids: tuple[str, ...],
     limit: int | None,
     again: bool,
+    rate: float | None,
     execute: bool,
 ) -> None:
     """Send dead letters of GROUP to the topics that they came from, as new messages: every group of
     these gets them. A dry run unless --execute.
     """
-    if message_ids and (again or limit is not None):
-        raise click.UsageError("--id names the messages: leave --again and --max out")
-    counts = _dead(options).resend_dead_letters(
-        group, message_ids=message_ids, again=again, limit=limit, execute=execute
-    )
+    if message_ids and (again or limit is not None or rate is not None):
+        raise click.UsageError("--id names the messages: leave --again, --max and --rate out")
+    pace = None if rate is None else SendRate(rate)
+    with progress(f"{'sending' if execute else 'counting'} dead letters of {group}"):
+        counts = _dead(options).resend_dead_letters(
+            group, message_ids=message_ids, again=again, limit=limit, execute=execute, pace=pace
+        )
     output.rows(
         [{"topic": topic, "messages": counts[topic]} for topic in sorted(counts)],
         ["topic", "messages"],
@@ -129,9 +134,11 @@ def export(options: Options, group: str, out: IO[str], new: bool) -> None:
     base64:... How many they were, and where they are now, is told on standard error.
     """
     written = 0
-    for message in _dead(options).dead_letters(group, all_of_them=not new):
-        out.write(json.dumps(output.plain(_row(message)), ensure_ascii=False) + "\n")
-        written += 1
+    with progress("dead letters written") as shown:
+        for message in _dead(options).dead_letters(group, all_of_them=not new):
+            out.write(json.dumps(output.plain(_row(message)), ensure_ascii=False) + "\n")
+            written += 1
+            shown.count = written
     out.flush()
     where = "standard output" if out.name == "-" else out.name
     click.echo(f"{written} dead letters of {group} were written to {where}", err=True)

@@ -16,8 +16,8 @@ from typing import Any
 import click
 
 import rmq_ray
-from rmq_ray.cli import output
-from rmq_ray.cli.context import Options, first_line, pass_options, told
+from rmq_ray.cli.base import output
+from rmq_ray.cli.base.context import Options, first_line, pass_options, told
 from rmq_ray.cli.shell.watch import watched
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.errors import ConfigError

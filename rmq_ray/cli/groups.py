@@ -1,5 +1,5 @@
-"""``group list | describe | lag | seek | skip | clone | delete``, and ``client list | describe``:
-the consumers of groups that are connected, and what one of them does.
+"""``group list | describe | alter | lag | seek | skip | clone | delete``; and ``client list |
+describe``: the consumers of groups that are connected, and what one of them does.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from rmq_ray.cli import output
-from rmq_ray.cli.context import Options, pass_options, told
+from rmq_ray.cli.base import output
+from rmq_ray.cli.base.context import Options, pass_options, told
 from rmq_ray.cli.shell.completion import group_names, topic_names
 from rmq_ray.cli.shell.watch import watched
 from rmq_ray.client.admin.admin_groups import Offset, SeekTarget
@@ -24,7 +24,7 @@ CLIENT_COLUMNS = ["group", "client_id", "address", "language", "brokers"]
 
 @click.group()
 def group() -> None:
-    """Consumer groups: list, describe, lag, seek, skip, clone, delete."""
+    """Consumer groups: list, describe, alter, lag, seek, skip, clone, delete."""
 
 
 @group.command("list")
@@ -73,6 +73,48 @@ def describe(options: Options, name: str) -> None:
             f"{', '.join(conflict['client_ids'])}",
             err=True,
         )
+
+
+@group.command()
+@click.argument("name", shell_complete=group_names)
+@click.option(
+    "--retries",
+    default=None,
+    type=click.IntRange(-1, 10_000),
+    help="Deliveries after the first before a message is a dead letter.",
+)
+@click.option(
+    "--retry-queues",
+    default=None,
+    type=click.IntRange(1, 64),
+    help="Queues of its retry topic on each broker.",
+)
+@click.option("--consume/--no-consume", default=None, help="Whether it may consume at all.")
+@click.option("--broadcast/--no-broadcast", default=None, help="Whether it may do so that way.")
+@pass_options
+@told
+def alter(
+    options: Options,
+    name: str,
+    retries: int | None,
+    retry_queues: int | None,
+    consume: bool | None,
+    broadcast: bool | None,
+) -> None:
+    """Change what is given of a group, on every broker that has it, and leave the rest."""
+    given = {
+        "retries": retries,
+        "retry_queues": retry_queues,
+        "consume": consume,
+        "broadcast": broadcast,
+    }
+    changed: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    if not changed:
+        raise click.UsageError(
+            "say what to change: --retries, --retry-queues, --consume or --broadcast"
+        )
+    options.admin.alter_group(name, **changed)
+    output.record({"group": name, **changed}, options.style)
 
 
 @group.command()

@@ -19,9 +19,9 @@ from typing import Any
 
 import click
 
-from rmq_ray.cli import output
-from rmq_ray.cli.context import Options, pass_options, show_error, told
-from rmq_ray.cli.output import FORMATS
+from rmq_ray.cli.base import output
+from rmq_ray.cli.base.context import Options, pass_options, show_error, told
+from rmq_ray.cli.base.output import FORMATS
 from rmq_ray.cli.shell.watch import DEFAULT_S
 from rmq_ray.config import CLUSTER_VARIABLE, DEFAULT_CLUSTER
 
@@ -31,9 +31,11 @@ COMMANDS = {
     "down": ("cluster", "Stop the cluster, and Ray if `up` started it."),
     "status": ("cluster", "Every actor and what it says of itself; exit code 1 if one does not."),
     "health": ("cluster", "Whether everything serves: exit code 0 or 1."),
-    "doctor": ("doctor", "Check this machine, with remedies."),
+    "top": ("shell.top", "The busiest topics and the groups that lag most, refreshed."),
+    "doctor": ("doctor", "Check this machine and the cluster that runs, with remedies."),
     "topic": ("topics", "Topics: list, create, alter, describe, delete."),
-    "group": ("groups", "Consumer groups: list, describe, lag, seek, skip, clone, delete."),
+    "table": ("table.commands", "Topics as tables of Parquet files, for DuckDB, Spark and others."),
+    "group": ("groups", "Consumer groups: list, describe, alter, lag, seek, skip, clone, delete."),
     "client": ("groups", "Connected consumers: list, describe."),
     "produce": ("messages", "Send one message, or each line of standard input."),
     "consume": ("messages", "Print messages as they come."),
@@ -41,7 +43,8 @@ COMMANDS = {
     "dlq": ("dead_letters", "Dead letters of groups: list, show, resend, export."),
     "run": ("deploying", "Run a @rmq.consumer as a group of actors."),
     "workers": ("deploying", "Groups that run under a name: status, scale, stop."),
-    "broker": ("brokers", "Brokers and their copies."),
+    "broker": ("brokers", "Brokers, their copies and their settings."),
+    "limit": ("brokers", "Bytes and messages a second of topics, groups and accounts."),
     "acl": (
         "access",
         "Accounts and rights: user, list, grant, revoke, test, import, export.",
@@ -211,7 +214,7 @@ def hoisted(arguments: Sequence[str]) -> list[str]:
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before deleting.")
 @click.version_option(package_name="rmq_ray")
 @click.pass_context
-def main(  # noqa: PLR0913 - the options before the noun
+def main(
     ctx: click.Context,
     address: str,
     cluster: str,

@@ -18,8 +18,8 @@ from typing import Any
 import click
 
 import rmq_ray
-from rmq_ray.cli import output
-from rmq_ray.cli.context import Options, pass_options, told
+from rmq_ray.cli.base import output
+from rmq_ray.cli.base.context import Options, pass_options, told
 from rmq_ray.cli.shell.completion import group_names, topic_names
 from rmq_ray.client.admin.dead_letters import Resending
 from rmq_ray.client.messages.received import MessageExt
@@ -66,7 +66,7 @@ _POLL_S = 0.2
 @click.option("--trace", is_flag=True, help="Trace it: see message trace.")
 @pass_options
 @told
-def produce(  # noqa: PLR0913 - options of the command
+def produce(
     options: Options,
     topic: str,
     body: str | None,
@@ -436,7 +436,7 @@ def get(options: Options, message_id: str, topic: str | None) -> None:
 )
 @pass_options
 @told
-def resend(  # noqa: PLR0913 - options of the command
+def resend(
     options: Options,
     topic: str,
     message_ids: tuple[str, ...],

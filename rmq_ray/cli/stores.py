@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import click
 
-from rmq_ray.cli import output
-from rmq_ray.cli.context import Options, pass_options, told
+from rmq_ray.cli.base import output
+from rmq_ray.cli.base.context import Options, pass_options, told
 from rmq_ray.store.fsck import inspect
 
 COLUMNS = [

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rmq_ray.cli import output
-from rmq_ray.cli.context import Options, pass_options, told
+from rmq_ray.cli.base import output
+from rmq_ray.cli.base.context import Options, pass_options, told
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import DAY_MS, RemotingLimits, Tls, TlsMode, TlsSettings
 from rmq_ray.errors import ConfigError, TlsFailed

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import click
 
-from rmq_ray.cli import output
-from rmq_ray.cli.context import Options, pass_options, told
+from rmq_ray.cli.base import output
+from rmq_ray.cli.base.context import Options, pass_options, told
 from rmq_ray.cli.shell.completion import topic_names
 from rmq_ray.cli.shell.watch import watched
 from rmq_ray.client.admin.admin import QUEUES_MAX
-from rmq_ray.model.topics import RETENTION_HOURS_MAX
+from rmq_ray.model.topics import BOUND_MAX, RETENTION_HOURS_MAX
 
 _RETENTION = click.option(
     "--retention",
@@ -20,6 +21,27 @@ _RETENTION = click.option(
     type=click.IntRange(0, RETENTION_HOURS_MAX),
     help="Older messages are not handed out; 0 = as long as the store keeps its log.",
 )
+
+
+def _bounds(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options of bounded topics."""
+    command = click.option(
+        "--slots-group",
+        default=None,
+        help="What this group has not acknowledged counts; '' = the slowest group.",
+    )(command)
+    command = click.option(
+        "--slot-bytes",
+        default=None,
+        type=click.IntRange(0, BOUND_MAX),
+        help="Senders wait while more bytes of a broker are not acknowledged; 0 = unbounded.",
+    )(command)
+    return click.option(
+        "--slots",
+        default=None,
+        type=click.IntRange(0, BOUND_MAX),
+        help="Senders wait while more messages of a broker are not acknowledged; 0 = unbounded.",
+    )(command)
 
 
 @click.group()
@@ -58,17 +80,23 @@ def list_topics(options: Options, system: bool) -> None:
     help="2 = write, 4 = read, 6 = both.",
 )
 @_RETENTION
+@_bounds
 @pass_options
 @told
 def create(
-    options: Options, name: str, queues: int, permission: str, retention: int | None
+    options: Options,
+    /,
+    name: str,
+    queues: int,
+    permission: str,
+    retention: int | None,
+    **bounds: Any,
 ) -> None:
     """Create a topic on every broker, or change it."""
-    options.admin.create_topic(
-        name, queues=queues, permission=int(permission), retention_hours=retention
-    )
+    own = _given(retention_hours=retention, **bounds)
+    options.admin.create_topic(name, queues=queues, permission=int(permission), **own)
     made = {"topic": name, "queues": queues, "perm": int(permission)}
-    output.record(made | _given(retention_hours=retention), options.style)
+    output.record(made | own, options.style)
 
 
 @topic.command()
@@ -84,17 +112,28 @@ def create(
     help="2 = write, 4 = read, 6 = both.",
 )
 @_RETENTION
+@_bounds
 @pass_options
 @told
 def alter(
-    options: Options, name: str, queues: int | None, permission: str | None, retention: int | None
+    options: Options,
+    /,
+    name: str,
+    queues: int | None,
+    permission: str | None,
+    retention: int | None,
+    **bounds: Any,
 ) -> None:
     """Change what is given of a topic, on every broker that has it, and leave the rest."""
     perm = None if permission is None else int(permission)
-    changed = _given(queues=queues, perm=perm, retention_hours=retention)
+    own = _given(retention_hours=retention, **bounds)
+    changed = _given(queues=queues, perm=perm) | own
     if not changed:
-        raise click.UsageError("say what to change: --queues, --perm or --retention")
-    options.admin.alter_topic(name, queues=queues, permission=perm, retention_hours=retention)
+        raise click.UsageError(
+            "say what to change: --queues, --perm, --retention, --slots, --slot-bytes or "
+            "--slots-group"
+        )
+    options.admin.alter_topic(name, queues=queues, permission=perm, **own)
     output.record({"topic": name, **changed}, options.style)
 
 

@@ -103,7 +103,8 @@ def spans(buffer: Any, begins: Array, ends: Array) -> Any:
     offsets = np.empty(2 * count, np.int32)
     offsets[0::2] = begins
     offsets[1::2] = ends
-    whole = pa.Array.from_buffers(pa.binary(), 2 * count - 1, [None, pa.py_buffer(offsets), buffer])
+    parts = [None, pa.py_buffer(offsets), pa.py_buffer(buffer)]
+    whole = pa.Array.from_buffers(pa.binary(), 2 * count - 1, parts)
     return whole.take(pa.array(np.arange(0, 2 * count, 2)))
 
 

@@ -37,6 +37,8 @@ from rmq_ray.model.arrow import COLUMNS, SCHEMA, TIME
 from rmq_ray.model.message import SysFlag
 
 KAFKA_NEEDS = ("keys", "body", "topic", "queue_id", "queue_offset", "store_ts")
+RAY_KAFKA_NEEDS = (*KAFKA_NEEDS, "properties")
+RAY_KAFKA_NAMES = ("offset", "key", "value", "topic", "partition")
 LOG_APPEND_TIME = 1
 
 
@@ -57,13 +59,22 @@ def to_rows(
     """``pyarrow.RecordBatch`` of the wanted rows and columns of valid records of one topic of one
     broker.
     """
+    return chosen(to_batch(topic, broker, records, sizes, needed_columns(rows)), rows)
+
+
+def needed_columns(rows: Rows) -> list[str]:
+    """The wanted columns, and those that the choice of rows looks at."""
     needed = [*rows.columns]
     needed += [
         name
         for name, asked in (("tag", rows.tags), ("keys", rows.key))
         if asked is not None and name not in needed
     ]
-    batch = to_batch(topic, broker, records, sizes, needed)
+    return needed
+
+
+def chosen(batch: Any, rows: Rows) -> Any:
+    """The wanted rows and columns of a batch that has the ``needed_columns``."""
     if rows.tags is not None:
         batch = batch.filter(
             pc.fill_null(
@@ -72,7 +83,7 @@ def to_rows(
         )
     if rows.key is not None:
         batch = batch.filter(_has_key(batch.column("keys"), rows.key))
-    return batch if len(needed) == len(rows.columns) else batch.select(list(rows.columns))
+    return batch if batch.num_columns == len(rows.columns) else batch.select(list(rows.columns))
 
 
 def kafka_columns(batch: Any) -> Any:
@@ -93,6 +104,19 @@ def kafka_columns(batch: Any) -> Any:
         "timestamp": batch.column("store_ts").cast(TIME),
         "timestampType": pa.array([LOG_APPEND_TIME] * batch.num_rows, pa.int32()),
     }
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def ray_kafka_columns(batch: Any) -> Any:
+    """The columns of Ray Data's ``read_kafka`` from those of ``RAY_KAFKA_NEEDS``."""
+    found = kafka_columns(batch)
+    headers = batch.column("properties")
+    columns: dict[str, Any] = {name: found.column(name) for name in RAY_KAFKA_NAMES[:5]}
+    columns["timestamp"] = found.column("timestamp").cast(pa.timestamp("ms")).cast(pa.int64())
+    columns["timestamp_type"] = found.column("timestampType")
+    columns["headers"] = pa.MapArray.from_arrays(
+        headers.offsets, headers.keys, headers.items.cast(pa.binary())
+    )
     return pa.RecordBatch.from_pydict(columns)
 
 

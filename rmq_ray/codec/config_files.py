@@ -12,6 +12,8 @@
                                     {"offsetTable":{{"brokerName":"b","queueId":0,"topic":"T"}:335}}
     rmq_ray/timer.json              {"cancelFrom":3,"due":1700000000000,"first":17,"offset":41}
                                     ours: how far messages with a delivery time were delivered
+    rmq_ray/settings.json           {"dataVersion":{...},"settings":{"store.reserved_hours":"48"}}
+                                    ours: what was changed of the settings while the broker ran
     namesrv/kvConfig.json           a name server's values by namespace and key
 
     each beside  FILE.bak           the content before the last save
@@ -38,6 +40,7 @@ from rmq_ray.model.topics import (
     DataVersion,
     GroupConfig,
     TopicConfig,
+    bound_of,
     retention_of,
     topic_attributes,
 )
@@ -47,6 +50,8 @@ logger = logging.getLogger("rmq_ray.store")
 T = TypeVar("T")
 Topics = tuple[dict[str, TopicConfig], DataVersion]
 Groups = tuple[dict[str, GroupConfig], DataVersion]
+Changes = tuple[dict[str, str], DataVersion]
+"""Settings that were changed while a broker ran, as they are written; their version."""
 KvTable = dict[str, dict[str, str]]
 """Namespace -> key -> value."""
 
@@ -97,12 +102,13 @@ class ConfigFile(Generic[T]):
         return None
 
     def save(self, table: T) -> None:
-        """Replace the file; the content before goes to ``.bak``. Durable on return."""
+        """Replace the file; the content before goes to ``.bak``, at first the same: one of the two
+        can be read whatever becomes of the other. Durable on return.
+        """
         content = dumps(self._encode(table), pretty=True).encode()
         if self._content is None:
             self._files.make_dirs(self.path.rpartition("/")[0])
-        else:
-            self._files.write_whole(self.path + ".bak", self._content)
+        self._files.write_whole(self.path + ".bak", self._content or content)
         self._files.write_whole(self.path, content)
         self._content = content
 
@@ -156,8 +162,8 @@ def encode_topics(topics: Mapping[str, TopicConfig], version: DataVersion) -> di
 
 
 def decode_topics(value: Mapping[str, Any]) -> Topics:
-    """Of what RocketMQ 5 adds, the attribute ``reserve.time`` is taken and the rest ignored;
-    missing members have their defaults.
+    """Of what RocketMQ 5 adds, the attribute ``reserve.time`` is taken, beside our own, and the
+    rest ignored; missing members have their defaults.
     """
     topics = {
         name: TopicConfig(
@@ -165,6 +171,7 @@ def decode_topics(value: Mapping[str, Any]) -> Topics:
                 **_arguments(_TOPIC_MEMBERS, members),
                 "name": name,
                 "retention_hours": retention_of(members.get("attributes")),
+                "bound": bound_of(members.get("attributes")),
             }
         )
         for name, members in value["topicConfigTable"].items()
@@ -236,6 +243,34 @@ def _decode_kv(value: Mapping[str, Any]) -> KvTable:
         str(namespace): {str(key): str(item) for key, item in table.items()}
         for namespace, table in value["configTable"].items()
     }
+
+
+def settings_file(files: FileSystem, path: str) -> ConfigFile[Changes]:
+    """``settings.json``: (changed settings by name, their version)."""
+    return ConfigFile(
+        files,
+        path,
+        lambda table: {
+            "dataVersion": encode_version(table[1]),
+            "settings": table[0],
+        },
+        lambda value: (
+            {str(name): str(text) for name, text in value["settings"].items()},
+            decode_version(value.get("dataVersion")),
+        ),
+    )
+
+
+def configured_file(files: FileSystem, path: str) -> ConfigFile[dict[str, str]]:
+    """``configured.json``: settings by name, as the topology file has them since this broker's
+    actor was made.
+    """
+    return ConfigFile(
+        files,
+        path,
+        lambda table: {"settings": table},
+        lambda value: {str(name): str(text) for name, text in value["settings"].items()},
+    )
 
 
 GroupOffsets = dict[tuple[str, str], dict[int, int]]

@@ -1,4 +1,4 @@
-"""The producer's side of a frame for many messages: what ``frame_encoder`` makes, with columns
+"""The producer's side of a frame for many messages: what ``record_batch`` makes, with columns
 instead of a loop.
 
     row i of one matrix  end of record i-1 (topic, property text, UNIQ_KEY)  |  head of record i
@@ -6,10 +6,10 @@ instead of a loop.
                                                                              copied once
 
 Where property texts differ, a record's end is two rows with the text between them. Decides nothing
-that ``frame_encoder`` does not; both give the same bytes. Called by ``client.sending.batching``.
+that ``record_batch`` does not; both give the same bytes. Called by ``client.sending.batching``.
 Pure.
 
-The producer's side of a frame whose messages are Arrow columns: what ``frame_encoder`` makes,
+The producer's side of a frame whose messages are Arrow columns: what ``record_batch`` makes,
 without an object per message.
 
     heads   88 bytes each   one numpy matrix         \\
@@ -17,7 +17,7 @@ without an object per message.
                                                           one pass over the bytes
     ends    topic, mark (first row), text, UNIQ_KEY   /
 
-Decides nothing that ``frame_encoder`` does not; the bytes are the same. Called by
+Decides nothing that ``record_batch`` does not; the bytes are the same. Called by
 ``client.sending.arrow_sending``. Pure. Only the CRC of a body needs a call of its own, on a view of
 the column.
 """
@@ -25,13 +25,12 @@ the column.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rmq_ray.codec.frame_encoder import encode_frame
 from rmq_ray.codec.key_range import KeyRange
 from rmq_ray.codec.record import (
     CRC_MASK,
@@ -50,6 +49,7 @@ from rmq_ray.codec.record_batch import (
     UNIQUE_TAIL_BYTES,
     Array,
     body_crcs,
+    encode_frame,
     pack_mark,
 )
 from rmq_ray.errors import MessageIllegal
@@ -57,7 +57,7 @@ from rmq_ray.model.checksum import crc32
 from rmq_ray.model.ids import FrameId
 
 
-def encode_arrow(  # noqa: PLR0913 - everything that a frame is
+def encode_arrow(
     topic: str,
     queue_id: int,
     bodies: pa.BinaryArray,
@@ -148,7 +148,19 @@ _NO_HOST = bytes(8)
 _UNSET_KEY = bytes(UNIQUE_KEY_CHARS)
 
 
-def encode_keyed(  # noqa: PLR0913 - everything that a frame is
+class RecordFlags(NamedTuple):
+    """The flags of a frame's records: users' (None = all 0), and SYSFLAG (one value or one per
+    record: compression bits).
+    """
+
+    users: Sequence[int] | None = None
+    system: int | Sequence[int] = 0
+
+
+NO_FLAGS = RecordFlags()
+
+
+def encode_keyed(
     topic: str,
     queue_id: int,
     bodies: Sequence[bytes],
@@ -156,8 +168,7 @@ def encode_keyed(  # noqa: PLR0913 - everything that a frame is
     keys: KeyRange,
     born_ms: int,
     frame_id: FrameId,
-    sys_flags: int | Sequence[int] = 0,
-    flags: Sequence[int] | None = None,
+    flags: RecordFlags = NO_FLAGS,
 ) -> tuple[bytes, Array]:
     """(records back to back, their sizes as big-endian int32).
 
@@ -173,14 +184,14 @@ def encode_keyed(  # noqa: PLR0913 - everything that a frame is
     ):
         properties = [f"{text}UNIQ_KEY\x01{key}" for text, key in zip(texts, keys, strict=True)]
         return encode_frame(
-            topic, queue_id, bodies, properties, born_ms, frame_id, sys_flags, flags
+            topic, queue_id, bodies, properties, born_ms, frame_id, flags.system, flags.users
         )
     mark = pack_mark(frame_id, count) + b"\x02"
     topic_part = bytes((len(topic_bytes),)) + topic_bytes
     body_lengths = np.fromiter(map(len, bodies), np.int64, count)
     fields = {
-        "sys_flag": sys_flags,
-        "flag": 0 if flags is None else flags,
+        "sys_flag": flags.system,
+        "flag": 0 if flags.users is None else flags.users,
         "crc": np.fromiter(map(crc32, bodies), np.uint32, count) & CRC_MASK,
     }
     common = HEADER.pack(0, MAGIC, 0, queue_id, 0, 0, 0, 0, born_ms, _NO_HOST, 0, _NO_HOST, 0, 0, 0)
@@ -195,7 +206,7 @@ def encode_keyed(  # noqa: PLR0913 - everything that a frame is
     return b"".join(parts), sizes
 
 
-def _same_texts(  # noqa: PLR0913 - the parts of a record
+def _same_texts(
     bodies: Sequence[bytes],
     text: bytes,
     keys: KeyRange,
@@ -223,7 +234,7 @@ def _same_texts(  # noqa: PLR0913 - the parts of a record
     return parts, sizes.astype(">i4")
 
 
-def _own_texts(  # noqa: PLR0913 - the parts of a record
+def _own_texts(
     bodies: Sequence[bytes],
     texts: Sequence[str],
     keys: KeyRange,

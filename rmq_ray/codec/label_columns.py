@@ -48,6 +48,22 @@ def read_labels(texts: Array) -> Labels | None:
     """``texts``: uint8[rows, length], property strings with the 0x02 behind each. None when they
     are not of this kind.
     """
+    names = read_columns(texts)
+    if names is None or not _UNUSUAL.isdisjoint(names):
+        return None
+    tags, keys = names.get(_TAGS), names.get(_KEYS)
+    if keys is not None and holds_blanks(texts, *keys):
+        return None
+    codes = None if tags is None else hash_columns(texts, *tags).view(np.int32).astype(np.int64)
+    return Labels(
+        codes, *((None, 0) if keys is None else (hash_columns(texts, *keys), keys[1] - keys[0]))
+    )
+
+
+def read_columns(texts: Array) -> dict[bytes, tuple[int, int]] | None:
+    """In which columns the value of each name stands; None when the strings are not of one layout,
+    or not plain. ``texts`` as for ``read_labels``.
+    """
     separators = texts[[0, len(texts) // 2, -1]] <= _SEPARATORS_MAX
     if (separators != separators[0]).any():
         return None
@@ -59,7 +75,7 @@ def read_labels(texts: Array) -> Labels | None:
     for pair in texts[0].tobytes()[:-1].split(b"\x02"):
         name, _, value = pair.partition(b"\x01")
         begin, end = at + len(name) + 1, at + len(pair)
-        if not name or not value or name in names or name in _UNUSUAL:
+        if not name or not value or name in names:
             return None
         if (
             low[at:begin] != high[at:begin]
@@ -69,16 +85,15 @@ def read_labels(texts: Array) -> Labels | None:
             return None
         names[name] = begin, end
         at = end + 1
-    tags, keys = names.get(_TAGS), names.get(_KEYS)
-    if keys is not None and min(low[keys[0] : keys[1]]) <= _BLANK:  # several keys, perhaps
-        return None
-    codes = None if tags is None else _hashes(texts, *tags).view(np.int32).astype(np.int64)
-    return Labels(
-        codes, *((None, 0) if keys is None else (_hashes(texts, *keys), keys[1] - keys[0]))
-    )
+    return names
 
 
-def _hashes(texts: Array, begin: int, end: int) -> Array:
+def holds_blanks(texts: Array, begin: int, end: int) -> bool:
+    """Whether a value in these columns may be several keys."""
+    return bool(texts[:, begin:end].min() <= _BLANK)
+
+
+def hash_columns(texts: Array, begin: int, end: int) -> Array:
     """Java's string hash of these columns: uint32[rows]."""
     hashes: Array = texts[:, begin:end].astype(np.uint32) @ powers(end - begin)
     return hashes

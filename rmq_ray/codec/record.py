@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import ipaddress
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -110,6 +111,7 @@ __all__ = [
     "host_lengths",
     "java_hash",
     "offset_message_id",
+    "offset_message_ids",
     "pack_host",
     "pack_host_v4",
     "parse_offset_message_id",
@@ -175,6 +177,19 @@ def headers_at(
     found: np.ndarray[Any, Any] = np.ndarray(
         (max(0, len(buffer) - HEADER_BYTES + 1),), f"V{HEADER_BYTES}", buffer, 0, (1,)
     )[starts].view(RECORD_HEADER)
+    return found
+
+
+def texts_at(
+    buffer: bytes | bytearray | memoryview | np.ndarray[Any, Any],
+    begins: np.ndarray[Any, Any],
+    length: int,
+) -> bytes:
+    """Texts of one length > 0 that begin at these bytes, back to back; all inside of the buffer."""
+    every: np.ndarray[Any, Any] = np.ndarray(
+        (len(buffer) - length + 1,), f"V{length}", buffer, 0, (1,)
+    )
+    found: bytes = every[begins].tobytes()
     return found
 
 
@@ -456,6 +471,17 @@ def offset_message_id(host: str, port: int, log_offset: int) -> str:
     '0A00000100002A9F00000000000003E8'
     """
     return (pack_host(host, port) + struct.pack(">q", log_offset)).hex().upper()
+
+
+def offset_message_ids(host: str, port: int, log_offsets: Sequence[int]) -> str:
+    """``offset_message_id`` of many records of one log, joined by ``,``: what a batch is answered.
+
+    >>> offset_message_ids("10.0.0.1", 10911, [0, 255])
+    '0A00000100002A9F0000000000000000,0A00000100002A9F00000000000000FF'
+    """
+    head = pack_host(host, port).hex().upper()
+    digits = np.asarray(log_offsets, ">i8").tobytes().hex().upper()
+    return ",".join([f"{head}{digits[at : at + 16]}" for at in range(0, len(digits), 16)])
 
 
 def parse_offset_message_id(message_id: str) -> tuple[str, int, int]:

@@ -10,10 +10,8 @@ buffer, so that damaged records can be looked at.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from rmq_ray.codec.record import HEADER_BYTES, headers_at
 from rmq_ray.codec.record_batch import UNIQUE_KEY_CHARS, UNIQUE_KEY_PREFIX, UNIQUE_TAIL_BYTES, Array
@@ -31,7 +29,7 @@ class RecordLayout:
 
     def __init__(self, records: bytes | bytearray | memoryview, sizes: Array) -> None:
         self.count = len(sizes)
-        self.buffer: Any = pa.py_buffer(records)
+        self.buffer = memoryview(records)
         self.data: Array = np.frombuffer(self.buffer, np.uint8)
         self.ends: Array = np.cumsum(sizes)
         self.starts: Array = self.ends - sizes

@@ -25,7 +25,7 @@ judges. Called by it. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
@@ -33,7 +33,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rmq_ray.codec.label_columns import read_labels
-from rmq_ray.codec.record import tags_code
+from rmq_ray.codec.record import tags_code, texts_at
 from rmq_ray.codec.record_batch import (
     UNIQUE_KEY_CHARS,
     UNIQUE_KEY_PREFIX,
@@ -64,18 +64,21 @@ _BLANK = 0x20
 
 
 class Alike(NamedTuple):
-    """Of rows of one shape. ``rows``: which they are. ``tag_codes``: None without tags; ``keys``:
-    None without keys, else of these rows.
+    """Of rows of one shape. ``rows``: which they are. ``tag_codes``: None without tags;
+    ``unique``, ``keys``: None without such a property, else of these rows.
     """
 
     rows: Array
     tag_codes: Array | None
+    unique: KeyHashes | None
     keys: KeyHashes | None
 
 
-def alike_facts(view: memoryview, begins: Array, ends: Array) -> Iterator[Alike]:
-    """Shape by shape; strings that come in none are for somebody else. The strings lie at bytes
-    [begins, ends) of ``view``, a 0x02 behind each.
+def alike_facts(
+    view: memoryview, begins: Array, ends: Array, unusual: frozenset[str] = _UNUSUAL
+) -> Iterator[Alike]:
+    """Shape by shape; strings that come in none, or hold a name that is ``unusual``, are for
+    somebody else. The strings lie at bytes [begins, ends) of ``view``, a 0x02 behind each.
     """
     joined, order = _join(view, begins, ends)
     pairs = _Pairs.read(joined, (ends - begins)[order])
@@ -88,7 +91,7 @@ def alike_facts(view: memoryview, begins: Array, ends: Array) -> Iterator[Alike]
         names, same = pairs.shape_of(int(rest[len(rest) // 2]), rest)
         if len(same) < ROWS_MIN:
             return
-        if len(set(names)) == len(names) and _UNUSUAL.isdisjoint(names):
+        if len(set(names)) == len(names) and unusual.isdisjoint(names):
             found = pairs.facts(names, same, order)
             if found is not None:
                 yield found
@@ -177,13 +180,16 @@ class _Pairs:
         """Of rows that all have these names, by their place in ``order``; None when a value must be
         looked at.
         """
-        codes, keys = None, None
+        codes, unique, keys = None, None, None
         if TAGS in names:
             codes = (
                 hash_texts_at(self.data, *self._values(rows, names.index(TAGS)))
                 .view(np.int32)
                 .astype(np.int64)
             )
+        if UNIQUE_KEY in names:
+            begins, ends = self._values(rows, names.index(UNIQUE_KEY))
+            unique = KeyHashes(order[rows], hash_texts_at(self.data, begins, ends), ends - begins)
         if KEYS in names:
             begins, ends = self._values(rows, names.index(KEYS))
             blanks = np.flatnonzero(self.data == _BLANK)
@@ -193,7 +199,7 @@ class _Pairs:
             ):  # several keys
                 return None
             keys = KeyHashes(order[rows], hash_texts_at(self.data, begins, ends), ends - begins)
-        return Alike(order[rows], codes, keys)
+        return Alike(order[rows], codes, unique, keys)
 
     def _values(self, rows: Array, number: int) -> tuple[Array, Array]:
         pairs = self.first[rows] + number
@@ -209,8 +215,7 @@ _UNIQUE_PART = b"\x02" + UNIQUE_KEY_PREFIX
 _TAIL_NAME = int.from_bytes(UNIQUE_KEY_PREFIX[:8], "big")
 
 
-@dataclass(frozen=True, slots=True)
-class PropertyFacts:
+class PropertyFacts(NamedTuple):
     """Of one property string: the tag's code, the unique key, the business keys, the due time or
     else the delay level as written.
     """
@@ -299,14 +304,23 @@ def stored_facts(text: bytes) -> PropertyFacts:
     return _facts(text.decode("utf-8", "replace"))
 
 
+def plain_facts(text: bytes) -> PropertyFacts:
+    """``stored_facts`` of a string that hardly comes again, because a unique key is in it."""
+    return _facts(text.decode("utf-8", "replace"))
+
+
 def _facts(text: str) -> PropertyFacts:
-    found = decode_properties(text)
-    keys = tuple(key for key in found.get(KEYS, "").split(" ") if key)
+    return facts_of(decode_properties(text))
+
+
+def facts_of(properties: Mapping[str, str]) -> PropertyFacts:
+    """The same of properties that were read already."""
+    text = properties.get(KEYS)
     return PropertyFacts(
-        tags_code(found.get(TAGS)),
-        found.get(UNIQUE_KEY),
-        keys,
-        found.get(TIMER_OUT_MS) or found.get(DELAY),
+        tags_code(properties.get(TAGS)),
+        properties.get(UNIQUE_KEY),
+        () if text is None else tuple([key for key in text.split(" ") if key]),
+        properties.get(TIMER_OUT_MS) or properties.get(DELAY),
     )
 
 
@@ -481,6 +495,6 @@ def _same_head(data: Array, begins: Array, lengths: Array) -> bytes | None:
         return None
     if length == 0:
         return b""
-    heads = np.ndarray((len(data) - length + 1,), f"V{length}", data, 0, (1,))[begins].tobytes()
+    heads = texts_at(data, begins, length)
     first = heads[:length]
     return first if heads == first * len(begins) else None

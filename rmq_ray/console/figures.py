@@ -50,11 +50,6 @@ class GroupRow:
         waits = self.age_ms is None or self.age_ms >= BEHIND_MS
         return "behind" if self.lag and waits else "ok"
 
-    @property
-    def dead_letter_topic(self) -> str:
-        """Where its dead letters are."""
-        return DLQ_PREFIX + self.group
-
 
 @dataclass(slots=True)
 class TopicRow:

@@ -4,11 +4,11 @@
         answers = visit.source.overview(["topics"])
         return visit.page("topics.html", answers, rows=...)
 
-    PAGES = (Show("/topics", topics, nav="Topics"), Live("/live/topics", rows), Change(...))
+    PAGES = (Show("/topics", topics, nav="Topics"), Live("/live/topics", rows), FormChange(...))
 
-``Show`` and ``Live`` only read. ``Change`` is a POST that changes something: it runs only where the
-console may write, with the session's CSRF token. Functions are plain and may block: each runs in a
-thread of its own.
+``Show`` and ``Live`` only read. ``FormChange`` is a POST that changes something: it runs only where
+the console may write, with the session's CSRF token. Functions are plain and may block: each runs
+in a thread of its own.
 """
 
 from __future__ import annotations
@@ -22,14 +22,21 @@ from jinja2 import Environment
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import (
+    HTMLResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
 from starlette.routing import Route
 
 from rmq_ray.console.rates import Rates
+from rmq_ray.console.resending import Resends
 from rmq_ray.console.security import Session, Sessions, check_change
 from rmq_ray.console.settings import ConsoleSettings
-from rmq_ray.console.source import Answers, Source
-from rmq_ray.errors import NotAuthorized, RmqError
+from rmq_ray.console.source import Answers, ClusterView
+from rmq_ray.errors import ClientError, NotAuthorized, RmqError
 
 FORM_FIELDS_MAX = 2_000
 LIVE_MAX = 100
@@ -55,6 +62,7 @@ class Console:
         self.nav = nav
         self.rates = rates
         self.live = 0
+        self.resends = Resends()
 
 
 class Visit:
@@ -69,7 +77,7 @@ class Visit:
         self.session = session
 
     @property
-    def source(self) -> Source:
+    def source(self) -> ClusterView:
         """Asks as whoever signed in."""
         return self.session.source
 
@@ -94,7 +102,8 @@ class Visit:
         self, template: str, answers: Answers | None = None, status: int = 200, **data: Any
     ) -> Response:
         """A whole page. ``answers``: what it says of missing brokers."""
-        return HTMLResponse(self.fragment(template, answers, **data), status)
+        said, self.session.said = self.session.said, ""
+        return HTMLResponse(self.fragment(template, answers, said=said, **data), status)
 
     def fragment(self, template: str, answers: Answers | None = None, **data: Any) -> str:
         """The text of a template."""
@@ -113,6 +122,22 @@ class Visit:
             live_ms=settings.live_ms,
             **data,
         )
+
+    def done(self, path: str, said: str) -> Response:
+        """Behind a change: the page that shows it, which says ``said`` once."""
+        self.session.said = said
+        return RedirectResponse(path, 303)
+
+    def number(self, name: str, default: int, low: int = 0, high: int = 1 << 62) -> int:
+        """Of the address or of the form. ``ClientError`` for what is none, or out of bounds."""
+        text = (self.field(name) or self.query(name)).strip()
+        try:
+            value = int(text) if text else default
+        except ValueError:
+            value = low - 1
+        if not low <= value <= high:
+            raise ClientError(f"{name} must be a whole number, {low} to {high}, not {text!r:.40}")
+        return value
 
     def check_operator(self) -> None:
         """``NotAuthorized`` for an account that no broker tells about the whole cluster: for what
@@ -185,11 +210,11 @@ class Live:
         try:
             return self.view(visit)
         except RmqError as error:
-            return visit.fragment("live_error.html", said=error.message)
+            return visit.fragment("live_error.html", wrong=error.message)
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class FormChange:
     """A form's POST that changes something. Nothing else may."""
 
     path: str
@@ -209,7 +234,7 @@ class Change:
         return Route(self.path, change, methods=["POST"])
 
 
-Page = Show | Live | Change
+ConsolePage = Show | Live | FormChange
 
 
 def event(text: str, name: str = "rows") -> str:
@@ -221,6 +246,6 @@ def event(text: str, name: str = "rows") -> str:
     return f"event: {name}\n{data}\n"
 
 
-def nav_of(pages: tuple[Page, ...]) -> tuple[tuple[str, str], ...]:
+def nav_of(pages: tuple[ConsolePage, ...]) -> tuple[tuple[str, str], ...]:
     """(path, words), in their order."""
     return tuple((page.path, page.nav) for page in pages if isinstance(page, Show) and page.nav)

@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rmq_ray.actors.access_keys import AccountProof
 from rmq_ray.clock import Clock
 from rmq_ray.console.settings import ConsoleSettings
-from rmq_ray.console.source import Source
+from rmq_ray.console.source import ClusterView
 from rmq_ray.errors import CredentialsInvalid, NotAuthorized
 
 SESSIONS_MAX = 200
@@ -56,14 +56,16 @@ class Session:
     id: str = field(repr=False)
     csrf: str = field(repr=False)
     who: str
-    source: Source
+    source: ClusterView
     until_ms: float
+    said: str = ""
+    """What the next page says of a change."""
 
 
 class Sessions:
     """Of one console; the oldest goes when there are too many."""
 
-    def __init__(self, source: Source, settings: ConsoleSettings, clock: Clock) -> None:
+    def __init__(self, source: ClusterView, settings: ConsoleSettings, clock: Clock) -> None:
         self._source = source
         self._settings = settings
         self._clock = clock
@@ -114,7 +116,7 @@ class Sessions:
         for session in list(self._open.values()):
             self.end(session)
 
-    def _opened(self, who: str, source: Source) -> Session:
+    def _opened(self, who: str, source: ClusterView) -> Session:
         until_ms = self._clock.monotonic_ms() + self._settings.session_ms
         session = Session(
             secrets.token_urlsafe(32), secrets.token_urlsafe(32), who, source, until_ms

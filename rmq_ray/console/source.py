@@ -17,17 +17,20 @@ from threading import Lock
 from typing import Any, Protocol
 
 from rmq_ray.actors.access_keys import AccountProof
-from rmq_ray.client.admin.admin import Admin
-from rmq_ray.client.admin.admin_link import accepted, body_of
+from rmq_ray.client.admin.admin import rows_of
+from rmq_ray.client.admin.admin_link import TIMEOUT_MS, accepted, body_of
+from rmq_ray.client.admin.dead_letters import DeadLetters
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.clock import SYSTEM_CLOCK, Clock
-from rmq_ray.errors import ClusterError, RmqError
+from rmq_ray.errors import ClusterError, RmqError, TopicNotFound
 from rmq_ray.model.ids import MASTER_ID, Address
 from rmq_ray.model.topics import BrokerData
 from rmq_ray.ports import ClusterAddress, Discovery
 from rmq_ray.remoting.wire.bodies import decode_cluster_info
-from rmq_ray.remoting.wire.codes import RequestCode
+from rmq_ray.remoting.wire.browse import BrowseHeader, ask_browse, read_browse
+from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Command
+from rmq_ray.remoting.wire.headers import QueryMessageHeader
 from rmq_ray.remoting.wire.overview import ask_overview, read_overview
 
 THREADS = 64
@@ -37,6 +40,7 @@ PLAN_MS, SEEN_MS = 60_000, 600_000
 """How often the cluster's plan is asked for; how long a broker is missed that is in no plan."""
 ABSENT = "no name server knows it now: it was stopped, or has not started yet"
 NAME_SERVER = "name server"
+NO_END_MS = (1 << 63) - 1
 SILENT = "it did not answer in time"
 
 
@@ -86,7 +90,7 @@ class _AsAccount:
         return self._account.at(self._discovery.lookup())
 
 
-class Source:
+class ClusterView:
     """Asks as one account, or as the process itself. Blocks; from any thread."""
 
     def __init__(
@@ -101,8 +105,8 @@ class Source:
         self.probe = probe
         self.deadline_ms = deadline_ms
         self.clock = clock
-        self.admin = Admin(discovery, timeout_ms=deadline_ms)
-        """For what is about one thing: a message, a change."""
+        self.admin = DeadLetters(discovery, timeout_ms=TIMEOUT_MS)
+        """For changes: no page that is only read waits for it."""
         self._starting = Lock()
         self._ending = Lock()
         self._ended = False
@@ -118,9 +122,9 @@ class Source:
     def _share_ms(self) -> float:
         return self.deadline_ms * BROKERS_SHARE
 
-    def as_account(self, account: AccountProof) -> Source:
+    def as_account(self, account: AccountProof) -> ClusterView:
         """The same cluster, asked as this account."""
-        return Source(
+        return ClusterView(
             _AsAccount(self.discovery, account),
             deadline_ms=self.deadline_ms,
             clock=self.clock,
@@ -150,8 +154,43 @@ class Source:
         """What every broker tells of these parts (``remoting.wire.overview``)."""
         return self.ask(ask_overview(parts, group=group, topic=topic), read_overview)
 
-    def ask(self, command: Command, read: Callable[[Any], Any]) -> Answers:
-        """The same request to every master; ``read`` makes its answer of a body."""
+    def browse(self, header: BrowseHeader, broker: str = "") -> Answers:
+        """Messages of a topic (``remoting.wire.browse``), of all brokers that have it or of one.
+        ``TopicNotFound`` where all answered, and none has it.
+        """
+        nowhere = (ResponseCode.TOPIC_NOT_EXIST,)
+        answers = self.ask(ask_browse(header), read_browse, nowhere, broker)
+        if not answers.found and not answers.missing:
+            raise TopicNotFound(f"no broker has the topic {header.topic!r}", header.topic)
+        return answers
+
+    def find(self, topic: str, key: str, count: int, begin_ms: int = 0) -> Answers:
+        """The newest records with a business key or a message id, at most 64 of each broker:
+        broker -> ``rows`` as ``Admin.find_messages`` has them.
+        """
+        header = QueryMessageHeader(topic, key, count, begin_ms, NO_END_MS)
+        command = Command(RequestCode.QUERY_MESSAGE, fields=header.to_fields())
+        nothing = (ResponseCode.QUERY_NOT_FOUND, ResponseCode.TOPIC_NOT_EXIST)
+        return self.ask(command, lambda body: {"rows": rows_of("", body)}, nothing)
+
+    def note(self, change: str, **about: str) -> None:
+        """A line of the audit log, before something is done that no request of its own tells there.
+        ``NotAuthorized`` for an account that is no administrator: then nothing may be done.
+        """
+        fields = {"change": change} | {name: value for name, value in about.items() if value}
+        self.admin.note_change(fields)
+
+    def ask(
+        self,
+        command: Command,
+        read: Callable[[Any], Any],
+        nothing: Iterable[int] = (),
+        broker: str = "",
+    ) -> Answers:
+        """The same request to every master, or to that of one broker; ``read`` makes its answer of
+        a body. ``nothing``: codes of brokers that have none of it: they are neither found nor
+        missing.
+        """
         until_ms = self.clock.monotonic_ms() + self._share_ms
         missing: dict[str, str] = {}
         try:
@@ -160,18 +199,20 @@ class Source:
             if not self._brokers:
                 raise
             missing[NAME_SERVER] = str(error.message)
-        brokers = self._brokers
+        brokers = tuple(one for one in self._brokers if broker in ("", one.broker_name))
         there = {broker.broker_name for broker in brokers}
-        missing |= dict.fromkeys(self._expected(there, until_ms) - there, ABSENT)
+        expected = self._expected({one.broker_name for one in self._brokers}, until_ms)
+        missing |= dict.fromkeys(({broker} if broker else expected) - there, ABSENT)
         asked: dict[str, Callable[[], Any]] = {}
-        for broker in brokers:
-            if MASTER_ID in broker.addresses:
-                address = Address.parse(broker.addresses[MASTER_ID])
-                asked[broker.broker_name] = self._question(address, command, read, until_ms)
+        for one in brokers:
+            if MASTER_ID in one.addresses:
+                address = Address.parse(one.addresses[MASTER_ID])
+                asked[one.broker_name] = self._question(address, command, read, nothing, until_ms)
             else:
-                missing[broker.broker_name] = "it has no master now"
+                missing[one.broker_name] = "it has no master now"
         found, silent = self._gather(self._wires, asked, until_ms)
-        return Answers(found, missing | silent, brokers)
+        told = {name: answer for name, answer in found.items() if answer is not None}
+        return Answers(told, missing | silent, brokers)
 
     def name_servers(self) -> dict[str, str]:
         """Address of each name server -> "" where it answers, else why it does not."""
@@ -193,12 +234,18 @@ class Source:
         return self._gather(self._pages, questions, until_ms)
 
     def _question(
-        self, address: Address, command: Command, read: Callable[[Any], Any], until_ms: float
+        self,
+        address: Address,
+        command: Command,
+        read: Callable[[Any], Any],
+        nothing: Iterable[int],
+        until_ms: float,
     ) -> Callable[[], Any]:
         def ask() -> Any:
             left_ms = max(1.0, until_ms - self.clock.monotonic_ms())
             answer = self._instance().invoke(address, _again(command), left_ms)
-            return read(body_of(accepted(answer, "it refused")))
+            accepted(answer, "it refused", nothing)
+            return None if answer.code in nothing else read(body_of(answer))
 
         return ask
 

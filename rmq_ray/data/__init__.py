@@ -5,10 +5,38 @@ ds = mqd.read_topic("orders")                            # a ray.data.Dataset, r
 mqd.write_topic(ds.map_batches(fn), "totals")
 for batch in mqd.iter_batches("orders", group="train"):  # without an end, for training
     ...
+for batch in mqd.stream("orders", checkpoint="/c/orders", trigger="10 s"):  # bounded datasets
+    batch.write("/out/orders", lambda dataset, path: dataset.write_parquet(path))
 """
 
+from rmq_ray.data.job_checkpoint import (
+    OffsetCheckpointManager,
+    OffsetFilter,
+    offset_checkpoint,
+    unwritten,
+)
 from rmq_ray.data.read import read_topic
+from rmq_ray.data.replay import ReplayBatch, ReplayBuffer, ReplayEntry
 from rmq_ray.data.streaming import TopicBatches, iter_batches
+from rmq_ray.data.topic_stream import StreamBatch, TopicStream, stream
+from rmq_ray.data.train import TrainSource, train_source
 from rmq_ray.data.write import write_topic
 
-__all__ = ["TopicBatches", "iter_batches", "read_topic", "write_topic"]
+__all__ = [
+    "OffsetCheckpointManager",
+    "OffsetFilter",
+    "ReplayBatch",
+    "ReplayBuffer",
+    "ReplayEntry",
+    "StreamBatch",
+    "TopicBatches",
+    "TopicStream",
+    "TrainSource",
+    "iter_batches",
+    "offset_checkpoint",
+    "read_topic",
+    "stream",
+    "train_source",
+    "unwritten",
+    "write_topic",
+]

@@ -25,7 +25,7 @@ from ray.data.block import BlockAccessor
 from rmq_ray.actors.access_keys import SecretKey
 from rmq_ray.actors.discovery import discovery_for
 from rmq_ray.client.scan.bulk_arguments import frame_timeout_ms
-from rmq_ray.client.scan.partition_sink import Target, send_partition, write_queues
+from rmq_ray.client.scan.partition_sink import WriteTarget, send_partition, write_queues
 from rmq_ray.client.sending.arrow_columns import Columns
 from rmq_ray.config import Tls
 from rmq_ray.errors import ClientError
@@ -81,7 +81,7 @@ def write_topic(  # noqa: PLR0913 - the settings of the outermost call
     timeout_ms = frame_timeout_ms(timeout, ClientError)
     columns = Columns.kept(body, key, tag, properties)
     discovery = discovery_for(cluster, name_servers, secret, tls, access_key, secret_key)
-    target = Target(topic, columns, discovery.lookup(), timeout_ms, group=GROUP)
+    target = WriteTarget(topic, columns, discovery.lookup(), timeout_ms, group=GROUP)
     if once is not None:
         queues = write_queues(discovery, topic, discovery.broker_names())
         target = replace(target, write=once, queues=tuple(queues))
@@ -117,7 +117,7 @@ def check_name(once: object) -> None:
 class TopicDatasink(Datasink[int]):
     """What Ray Data asks of a sink; ``write`` returns how many rows it sent."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: WriteTarget) -> None:
         self._target = target
         self.stored = 0
         """After the write has completed: rows of all tasks."""

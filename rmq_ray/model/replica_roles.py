@@ -80,6 +80,8 @@ class ReplicaReport:
     """The greatest epoch that its log has ever named: an election takes a greater one.
     ``log_epoch`` is the newest that begins within the log.
     """
+    broken: int = 0
+    """How many stretches of its log are in quarantine."""
 
 
 def slave_id(replica: int, master: int) -> int:

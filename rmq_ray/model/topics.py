@@ -56,6 +56,8 @@ FORBIDDEN_SEND_TOPICS = frozenset(
     )
 )
 RESERVE_TIME = "reserve.time"
+SLOTS, SLOT_BYTES, SLOTS_GROUP = "rmq_ray.slots", "rmq_ray.slot_bytes", "rmq_ray.slots_group"
+BOUND_MAX = 10**15 - 1
 RETENTION_HOURS_MAX = 1_000_000
 _STORABLE = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
 QUEUE_ID_MAX = 65_535
@@ -99,11 +101,23 @@ class DataVersion:
 
 
 @dataclass(frozen=True, slots=True)
+class TopicBound:
+    """How much of a topic may wait on one broker: ``slots`` messages, ``slot_bytes`` of their
+    records, 0 = any number. What ``group`` has not acknowledged waits; "" = what the slowest of the
+    groups that have a position has not.
+    """
+
+    slots: int = 0
+    slot_bytes: int = 0
+    group: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class TopicConfig:
     """A topic on one broker. Defaults are those of RocketMQ's TopicConfig class.
 
     ``retention_hours``: 0 = as long as the store keeps its log; RocketMQ 5's attribute
-    ``reserve.time``.
+    ``reserve.time``. ``bound``: None = senders never wait for consumers.
     """
 
     name: str
@@ -114,15 +128,19 @@ class TopicConfig:
     sys_flag: int = 0
     order: bool = False
     retention_hours: int = 0
+    bound: TopicBound | None = None
 
 
 def topic_attributes(topic: TopicConfig) -> dict[str, dict[str, str]]:
     """The member ``attributes`` of a TopicConfig in RocketMQ 5's JSON; none where all are as
     usual, so that files and answers are those of 4.9 then.
     """
-    if not topic.retention_hours:
-        return {}
-    return {"attributes": {RESERVE_TIME: str(topic.retention_hours)}}
+    found = {RESERVE_TIME: str(topic.retention_hours)} if topic.retention_hours else {}
+    if topic.bound is not None:
+        bound = topic.bound
+        own = {SLOTS: bound.slots, SLOT_BYTES: bound.slot_bytes, SLOTS_GROUP: bound.group}
+        found |= {name: str(value) for name, value in own.items() if value}
+    return {"attributes": found} if found else {}
 
 
 def retention_of(attributes: object) -> int:
@@ -130,6 +148,24 @@ def retention_of(attributes: object) -> int:
     text = str(attributes.get(RESERVE_TIME, "")) if isinstance(attributes, dict) else ""
     hours = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
     return hours if hours <= RETENTION_HOURS_MAX else 0
+
+
+def bound_of(attributes: object) -> TopicBound | None:
+    """``bound`` as such a member says it; what is no positive number bounds nothing.
+
+    >>> bound_of({"rmq_ray.slots": "5", "rmq_ray.slots_group": "trainer"})
+    TopicBound(slots=5, slot_bytes=0, group='trainer')
+    """
+    known = attributes if isinstance(attributes, dict) else {}
+    slots, size = (bound_number(str(known.get(name, ""))) for name in (SLOTS, SLOT_BYTES))
+    if not slots and not size:
+        return None
+    return TopicBound(slots, size, str(known.get(SLOTS_GROUP, "")))
+
+
+def bound_number(text: str) -> int:
+    """1 to ``BOUND_MAX``; 0 for any other text."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,11 +192,6 @@ def queue_of_level(level: int) -> int:
     return level - 1
 
 
-def level_of_queue(queue_id: int) -> int:
-    """Level of a queue of the schedule topic."""
-    return queue_id + 1
-
-
 def requested_level(properties: dict[str, str]) -> int:
     """The DELAY property as a number; 0 when absent or not a number."""
     text = properties.get(DELAY, "")

@@ -416,7 +416,7 @@ def mask_of(data: bytes) -> int:
     return int.from_bytes(data, "little")
 
 
-def grant_event(  # noqa: PLR0913 - what a grant says
+def grant_event(
     key: Key,
     lease_id: int,
     deadline_ms: int,

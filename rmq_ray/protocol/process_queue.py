@@ -97,6 +97,12 @@ class ProcessQueue:
         if next_offset > self._end:
             self._end = next_offset
 
+    def resume_at(self, offset: int) -> int:
+        """Where a queue goes on that is told that its next offset is not in the log, ``offset`` is:
+        there, where messages expired; where the log was cut, not behind what is unfinished here.
+        """
+        return min(offset, self.commit_offset) if offset < self.next_offset else offset
+
     @property
     def span(self) -> int:
         """Last pulled offset minus the smallest unfinished one: how far a slow message holds the

@@ -36,6 +36,7 @@ from rmq_ray.errors import (
     SendNotAuthorized,
     SendTimeout,
     SendUnknown,
+    TopicFull,
     TopicNotFound,
     TopicNotWritable,
 )
@@ -56,8 +57,11 @@ NAMED_MAX = 6  # attempts that an error names one by one
 ) = 1, 2, 13, 14, 16, 17
 NO_BUYER_ID, NOT_IN_CURRENT_UNIT, FLOW_CONTROL = 204, 205, 215
 DUPLICATE_MISMATCH, STILL_RECOVERING, BAD_RECORDS, NOT_AUTHORIZED = 20001, 20002, 20003, 20004
+TOPIC_FULL = 20090
 
-TRANSIENT_CODES = frozenset((SYSTEM_BUSY, SERVICE_NOT_AVAILABLE, FLOW_CONTROL, STILL_RECOVERING))
+TRANSIENT_CODES = frozenset(
+    (SYSTEM_BUSY, SERVICE_NOT_AVAILABLE, FLOW_CONTROL, STILL_RECOVERING, TOPIC_FULL)
+)
 """Refused before anything was written, and it passes by itself."""
 RETRIED_CODES = TRANSIENT_CODES | {
     TOPIC_NOT_EXIST,
@@ -274,6 +278,12 @@ def refusal(code: int, reason: str, topic: str) -> SendError:
     if code == NO_PERMISSION:
         return TopicNotWritable(
             f"{reason} (code {code}): topic {topic!r} or its broker is not writable",
+            topic,
+        )
+    if code == TOPIC_FULL:
+        return TopicFull(
+            f"{reason} (code {code}): nothing was written; let its consumers acknowledge, wait "
+            f"longer (timeout=), or give the topic more slots",
             topic,
         )
     if code in TRANSIENT_CODES:

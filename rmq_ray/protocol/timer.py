@@ -59,6 +59,8 @@ Array = np.ndarray[Any, Any]
 Due = tuple[int, int, int]
 """(due ms, queue offset, log offset)."""
 HEAP_MAX = 20_000
+SET_BACK_MS = 1_000
+"""A clock that goes back by more was set; less is waited for: a message may be a second late."""
 
 
 class DueWindow:

@@ -320,7 +320,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         except MalformedFrame as error:
             log.warning("closing %s: %s", self._name, error)
             self._break(str(error))
-        except Exception as error:  # noqa: BLE001 - a fault here would leave every caller waiting
+        except Exception as error:  # a fault here would leave every caller waiting
             log.exception("the reader of %s failed", self._name)
             self._break(f"reader failed: {error!r}")
 
@@ -336,7 +336,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         if told is not None:
             try:
                 told(self, lost(self._name, self._dead or "ended"))
-            except Exception:  # noqa: BLE001 - the owner's fault; the connection is over anyway
+            except Exception:  # the owner's fault; the connection is over anyway
                 log.exception("on_lost of %s failed", self._name)
 
     def _deliver(self, command: Command) -> None:

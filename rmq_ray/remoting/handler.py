@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rmq_ray.config import ForeignClients, RemotingLimits
@@ -18,9 +18,15 @@ if TYPE_CHECKING:
 AnswerCallback = Callable[[Command | RemotingError], None]
 """Gets the outcome of a request, once."""
 
+Answered = Callable[[int, int, float, bool], None]
+"""Request code, response code, ms, whether the answer came later."""
+
 
 class Handler(Protocol):
-    """A role: name server, broker. Both methods run in the listener's loop and must not block."""
+    """A role: name server, broker. Both methods run in the listener's loop and must not block.
+
+    One that has a method ``answered`` (``Answered``) hears of every answer, too.
+    """
 
     def handle(self, command: Command, peer: Any) -> Command | None:
         """The answer, or None: it comes later through ``peer.send``, or the request was oneway.
@@ -32,6 +38,16 @@ class Handler(Protocol):
 
     def closed(self, peer: Any) -> None:
         """The connection of a peer that had sent requests has ended; called once."""
+        ...
+
+
+class SendsHandler(Handler, Protocol):
+    """A role that serves single sends which came in one read together. Optional."""
+
+    def handle_sends(
+        self, commands: Sequence[Command], peer: Any
+    ) -> Sequence[Command | bytes | None]:
+        """As ``handle`` for each of them, in their order; bytes are an answer's whole frame."""
         ...
 
 

@@ -28,6 +28,7 @@ import asyncio
 import itertools
 import logging
 import secrets
+from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import Any, cast
@@ -43,7 +44,7 @@ from rmq_ray.errors import (
     TooManyRequests,
 )
 from rmq_ray.remoting import handshake
-from rmq_ray.remoting.handler import AnswerCallback, Owner
+from rmq_ray.remoting.handler import AnswerCallback, Answered, Owner
 from rmq_ray.remoting.handshake import AccountKey, ServerHandshake, ServerState
 from rmq_ray.remoting.sockets import tune
 from rmq_ray.remoting.tls_transport import TlsTransport
@@ -121,6 +122,8 @@ def _joined(parts: list[Buffer]) -> list[Buffer]:
 
 log = logging.getLogger("rmq_ray.remoting")
 
+GATHERED = frozenset((int(RequestCode.SEND_MESSAGE), int(RequestCode.SEND_MESSAGE_V2)))
+"""Single sends: those of one read are handed over together."""
 WRITE_HIGH_BYTES = 1 << 20
 """Unread answers above this stop the reading of further requests."""
 DEFERRED_MS_MAX = 180_000
@@ -157,7 +160,8 @@ class ServerPeer(asyncio.BufferedProtocol):
         self.active = False
         """Something moved since the last scan."""
         self._owner = owner
-        self._handle = owner.handler.handle
+        self._observe: Answered | None = getattr(owner.handler, "answered", None)
+        self._handle_sends = getattr(owner.handler, "handle_sends", None)
         self._poll = owner.busy_poll
         self._limits = limits
         self._loop = asyncio.get_running_loop()
@@ -174,9 +178,11 @@ class ServerPeer(asyncio.BufferedProtocol):
         self._in_turn = False
         self._flush_planned = False
         self._unread = False
-        self._deferred: dict[int, tuple[int, float]] = {}
+        self._deferred: dict[int, tuple[int, float, int]] = {}
+        """Opaque -> (bytes, since, request code)."""
         self._deferred_bytes = 0
-        self._answered_early: set[int] = set()
+        self._answered_early: dict[int, int] = {}
+        """Opaque -> code of what was answered within ``handle``."""
         self._asked: dict[int, tuple[AnswerCallback, float]] = {}
         self._opaque = itertools.count(1)
         self._admitted = False
@@ -198,7 +204,7 @@ class ServerPeer(asyncio.BufferedProtocol):
         if self.closed:
             return
         if command.flag & FLAG_RESPONSE:
-            self._settle_deferred(command.opaque)
+            self._settle_deferred(command.opaque, command.code)
         self._write(command)
         if not self._in_turn and not self._flush_planned:
             self._flush()
@@ -258,7 +264,7 @@ class ServerPeer(asyncio.BufferedProtocol):
                 self._call_back(
                     callback, RequestTimeout(f"{self} did not answer in time", str(self))
                 )
-        for opaque, (_, since) in list(itertools.islice(self._deferred.items(), 1_000)):
+        for opaque, (_, since, _) in list(itertools.islice(self._deferred.items(), 1_000)):
             if now_ms - since < DEFERRED_MS_MAX:
                 break
             self._settle_deferred(opaque)
@@ -299,14 +305,7 @@ class ServerPeer(asyncio.BufferedProtocol):
         buffer.filled(nbytes)
         self.active = self._in_turn = True
         try:
-            while not self.closed:
-                frame = buffer.take()
-                if frame is None:
-                    break
-                if self.trusted:
-                    self._serve(decode(frame), len(frame))
-                else:
-                    self._serve_untrusted(decode(frame), len(frame))
+            self._serve_frames()
         except MalformedFrame as error:
             if self._may_be_secured():
                 self._secure()
@@ -361,6 +360,29 @@ class ServerPeer(asyncio.BufferedProtocol):
 
     # --- requests ---------------------------------------------------------------------------------
 
+    def _serve_frames(self) -> None:
+        """Every whole frame, in their order; those before a malformed one, too."""
+        sends: list[tuple[Command, int]] = []
+        try:
+            while not self.closed:
+                frame = self._buffer.take()
+                if frame is None:
+                    break
+                command = decode(frame)
+                if command.code in GATHERED and self._gathers(command):
+                    sends.append((command, len(frame)))
+                    continue
+                if sends:
+                    gathered, sends = sends, []
+                    self._serve_sends(gathered)
+                if self.trusted:
+                    self._serve(command, len(frame))
+                else:
+                    self._serve_untrusted(command, len(frame))
+        finally:
+            if sends:
+                self._serve_sends(sends)
+
     def _serve(self, command: Command, size: int) -> None:
         flag = command.flag
         if flag & FLAG_RESPONSE:
@@ -377,8 +399,9 @@ class ServerPeer(asyncio.BufferedProtocol):
                 )
             )
             return
+        began_ms = self._owner.monotonic_ms()
         try:
-            answer = self._handle(command, self)
+            answer = self._owner.handler.handle(command, self)
         except RmqError as error:
             ours = self.trusted and isinstance(error, NotAuthorized)
             code = ResponseCode.NOT_AUTHORIZED if ours else error.code
@@ -388,17 +411,65 @@ class ServerPeer(asyncio.BufferedProtocol):
             answer = command.answer(
                 ResponseCode.SYSTEM_ERROR, remark=f"{type(error).__name__}: {error}"
             )
-        if flag & FLAG_ONEWAY:
+        self._answered(command, size, answer, began_ms)
+
+    def _gathers(self, command: Command) -> bool:
+        """Whether a single send waits for those behind it in the same read."""
+        return (
+            self._handle_sends is not None
+            and not command.flag & FLAG_RESPONSE
+            and (self.trusted or self.stage is Stage.FOREIGN)
+        )
+
+    def _serve_sends(self, sends: list[tuple[Command, int]]) -> None:
+        """Serve single sends that came in one read, in their order."""
+        room = self._limits.unanswered_requests_max - len(self._deferred)
+        if len(sends) > room or self.closed:
+            for command, size in sends:
+                if not self.closed:
+                    self._serve(command, size)
             return
-        if answer is not None:
-            self._write(answer)
+        commands, began_ms = [command for command, _ in sends], self._owner.monotonic_ms()
+        answers: Sequence[Command | bytes | None]
+        try:
+            assert self._handle_sends is not None, "see _gathers"
+            answers = self._handle_sends(commands, self)
+        except RmqError as error:
+            answers = [command.answer(error.code, remark=error.message) for command in commands]
+        except Exception as error:  # noqa: BLE001
+            self._owner.complain(self, f"{len(commands)} sends failed", error)
+            remark = f"{type(error).__name__}: {error}"
+            answers = [
+                command.answer(ResponseCode.SYSTEM_ERROR, remark=remark) for command in commands
+            ]
+        for (command, size), answer in zip(sends, answers, strict=True):
+            self._answered(command, size, answer, began_ms)
+
+    def _answered(
+        self, command: Command, size: int, answer: Command | bytes | None, began_ms: float
+    ) -> None:
+        """``answer``: None = it comes later; bytes: its whole frame."""
+        if command.flag & FLAG_ONEWAY:
+            return
+        if type(answer) is bytes:
+            assert self._writer is not None
+            self._writer.add([answer])
+            self._told(command, 0, began_ms)
+        elif answer is not None:
+            self._write(cast(Command, answer))
+            self._told(command, cast(Command, answer).code, began_ms)
         elif command.opaque in self._answered_early:
-            self._answered_early.discard(command.opaque)
+            code = self._answered_early.pop(command.opaque)
+            self._told(command, code, began_ms)
         elif not self.closed:
-            self._deferred[command.opaque] = (size, self._owner.monotonic_ms())
+            self._deferred[command.opaque] = (size, began_ms, command.code)
             self._deferred_bytes += size
             if self._deferred_bytes > self._limits.unsent_bytes_max:
                 self._adjust_reading()
+
+    def _told(self, command: Command, code: int, began_ms: float) -> None:
+        if self._observe is not None:
+            self._observe(command.code, code, self._owner.monotonic_ms() - began_ms, False)
 
     def _serve_untrusted(self, command: Command, size: int) -> None:
         if self.stage is Stage.FOREIGN:
@@ -481,12 +552,15 @@ class ServerPeer(asyncio.BufferedProtocol):
         self._in_turn = False
         self.close(reason)
 
-    def _settle_deferred(self, opaque: int) -> None:
+    def _settle_deferred(self, opaque: int, code: int | None = None) -> None:
+        """``code``: of the answer; None = there is none."""
         entry = self._deferred.pop(opaque, None)
         if entry is None:
             if self._in_turn:
-                self._answered_early.add(opaque)
+                self._answered_early[opaque] = code or 0
             return
+        if code is not None and self._observe is not None:
+            self._observe(entry[2], code, self._owner.monotonic_ms() - entry[1], True)
         before = self._deferred_bytes
         self._deferred_bytes = before - entry[0]
         limit = self._limits.unsent_bytes_max

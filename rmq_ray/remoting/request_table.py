@@ -22,6 +22,7 @@ from functools import partial
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.access.decision import Action
 from rmq_ray.remoting.wire import headers as h
+from rmq_ray.remoting.wire.browse import BrowseHeader
 from rmq_ray.remoting.wire.codes import RequestCode as Code
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.header import Header
@@ -68,7 +69,9 @@ class Resource(Flag):
 
 
 class Fence(Enum):
-    """What a broker under a controller must know before it serves a request."""
+    """What a broker must know before it serves a request: CONFIRMED with slaves that are waited
+    for, LEADS under a controller.
+    """
 
     NOTHING = "nothing"
     """The request tells nothing of the log, or tells it to slaves."""
@@ -76,6 +79,8 @@ class Fence(Enum):
     """What was confirmed of the log: readers see nothing that another master would not have."""
     LEADS = "leads"
     """That it may lead now: the request writes, or hands out what only one broker may."""
+    HANDS_OUT = "hands out"
+    """Both: it hands out messages, and notes that it did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +195,7 @@ READS = (
     consumes(Code.PULL_MESSAGE, "PullHandlers.pull_message", header=h.PullHeader),
     consumes(Code.PULL_RECORDS, "PullHandlers.pull_records", body="msgpack"),
     reads(Code.SCAN_RECORDS, "PullHandlers.scan_records", body="msgpack"),
-    hands_out(Code.POP_RECORDS, "PopHandlers.pop_records", body="msgpack"),
+    hands_out(Code.POP_RECORDS, "PopHandlers.pop_records", body="msgpack", fence=Fence.HANDS_OUT),
     hands_out(Code.SETTLE_POPPED, "PopHandlers.settle", body="msgpack"),
     reads(Code.QUERY_MESSAGE, "QueryHandlers.by_key", header=h.QueryMessageHeader),
     reads(Code.VIEW_MESSAGE_BY_ID, "QueryHandlers.by_id", header=h.ViewMessageHeader),
@@ -214,7 +219,7 @@ GROUPS = (
     hands_out(Code.UNLOCK_BATCH_MQ, "LockHandlers.unlock", body="JSON"),
     consumes(Code.QUERY_CONSUMER_OFFSET, "OffsetHandlers.query", header=h.QueryOffsetHeader),
     hands_out(Code.UPDATE_CONSUMER_OFFSET, "OffsetHandlers.update", header=h.UpdateOffsetHeader),
-    copies(Code.GET_ALL_CONSUMER_OFFSET, "OffsetHandlers.all_offsets"),
+    copies(Code.GET_ALL_CONSUMER_OFFSET, "OffsetHandlers.all_offsets", header=h.AllOffsetsHeader),
     bounds(Code.GET_MAX_OFFSET, "OffsetHandlers.max_offset", header=h.QueueHeader),
     bounds(Code.GET_MIN_OFFSET, "OffsetHandlers.min_offset", header=h.QueueHeader),
     bounds(Code.SEARCH_OFFSET_BY_TIMESTAMP, "OffsetHandlers.by_time", header=h.SearchOffsetHeader),
@@ -275,6 +280,7 @@ ADMINISTRATION = (
     ),
     sets(Code.DELETE_TOPIC_IN_BROKER, "TopicHandlers.delete_topic", TOPIC, header=TopicHeader),
     copies(Code.GET_ALL_TOPIC_CONFIG, "TopicHandlers.all_topics"),
+    bounds(Code.GET_TOPIC_CONFIG, "TopicHandlers.topic_config", header=TopicHeader, asked_by=TOOLS),
     reads(
         Code.QUERY_TOPIC_CONSUME_BY_WHO,
         "TopicHandlers.topic_groups",
@@ -296,7 +302,20 @@ ADMINISTRATION = (
     ),
     copies(Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, "TopicHandlers.all_groups"),
     shows(Code.GET_BROKER_CONFIG, "AdminHandlers.broker_config", fence=FREE, any_state=True),
-    shows(Code.GET_BROKER_RUNTIME_INFO, "AdminHandlers.runtime_info"),
+    sets(Code.UPDATE_BROKER_CONFIG, "SettingsHandlers.update", CLUSTER, body="key=value"),
+    copies(
+        Code.BROKER_SETTINGS,
+        "SettingsHandlers.told",
+        body="answered with msgpack",
+    ),
+    shows(Code.GET_BROKER_RUNTIME_INFO, "StatisticsHandlers.runtime_info"),
+    shows(Code.VIEW_BROKER_STATS_DATA, "StatisticsHandlers.view", header=h.BrokerStatsHeader),
+    consumes(
+        Code.QUERY_CONSUME_QUEUE,
+        "QueryHandlers.consume_queue",
+        header=h.ConsumeQueueHeader,
+        asked_by=TOOLS,
+    ),
     copies(Code.GET_ALL_DELAY_OFFSET, "AdminHandlers.delay_offsets"),
     shows(
         Code.BROKER_STATUS,
@@ -314,8 +333,24 @@ ADMINISTRATION = (
         fence=FREE,
         any_state=True,
     ),
+    reads(
+        Code.BROWSE_MESSAGES,
+        "BrowseHandlers.browse",
+        header=BrowseHeader,
+        asked_by=OURS | Asker.OPERATOR,
+    ),
+    changes(
+        Code.NOTE_CHANGE,
+        "BrowseHandlers.note_change",
+        CLUSTER,
+        asked_by=OURS | Asker.OPERATOR,
+        fence=FREE,
+        any_state=True,
+    ),
     changes(Code.DRAIN_BROKER, "Drain.ordered", CLUSTER, body="msgpack", asked_by=Asker.OPERATOR),
     changes(Code.DELETE_EXPIRED_COMMITLOG, "Upkeep.delete_expired", CLUSTER),
+    changes(Code.CLEAN_EXPIRED_CONSUMEQUEUE, "Upkeep.clean_expired_queues", CLUSTER),
+    sets(Code.CLEAN_UNUSED_TOPIC, "Upkeep.clean_unused_topics", CLUSTER),
     changes(
         Code.UPDATE_AND_CREATE_ACL_CONFIG,
         "AccessHandlers.put_account",
@@ -334,6 +369,7 @@ ADMINISTRATION = (
     replicates(Code.FOLLOW_LOG, "Replication.follow", body="msgpack"),
     replicates(Code.REPLICATE, "Replication.replicate", body="msgpack"),
     replicates(Code.REPLICA_STATE, "Replication.state"),
+    replicates(Code.GIVE_RECORDS, "Replication.given", body="two numbers, bytes of the log"),
 )
 NAME_SERVERS = (
     registers(
@@ -374,17 +410,21 @@ NAME_SERVERS = (
         resource=TOPIC,
         header=TopicHeader,
     ),
-    configures(Code.PUT_KV_CONFIG, "SettingsHandlers.put", header=h.KeyValueHeader),
-    configures(Code.GET_KV_CONFIG, "SettingsHandlers.get", header=h.KeyValueHeader, audited=False),
-    configures(Code.DELETE_KV_CONFIG, "SettingsHandlers.delete", header=h.KeyValueHeader),
+    configures(Code.PUT_KV_CONFIG, "NameServerSettingsHandlers.put", header=h.KeyValueHeader),
+    configures(
+        Code.GET_KV_CONFIG, "NameServerSettingsHandlers.get", header=h.KeyValueHeader, audited=False
+    ),
+    configures(Code.DELETE_KV_CONFIG, "NameServerSettingsHandlers.delete", header=h.KeyValueHeader),
     configures(
         Code.GET_KVLIST_BY_NAMESPACE,
-        "SettingsHandlers.list_all",
+        "NameServerSettingsHandlers.list_all",
         header=h.KeyValueHeader,
         audited=False,
     ),
-    configures(Code.UPDATE_NAMESRV_CONFIG, "SettingsHandlers.update_config", body="key=value"),
-    configures(Code.GET_NAMESRV_CONFIG, "SettingsHandlers.get_config", audited=False),
+    configures(
+        Code.UPDATE_NAMESRV_CONFIG, "NameServerSettingsHandlers.update_config", body="key=value"
+    ),
+    configures(Code.GET_NAMESRV_CONFIG, "NameServerSettingsHandlers.get_config", audited=False),
 )
 CLIENTS = (
     tells(
@@ -407,8 +447,6 @@ CLIENTS = (
 OTHERS = (
     opens(Code.HELLO, "ServerPeer", body="msgpack"),
     opens(Code.PROVE, "ServerPeer", body="32 bytes"),
-    refused(Code.UPDATE_BROKER_CONFIG),
-    refused(Code.QUERY_CONSUME_QUEUE),
 )
 REQUESTS: tuple[Row, ...] = (
     *SENDS,

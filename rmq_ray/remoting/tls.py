@@ -98,11 +98,11 @@ def client_context(tls: Tls) -> ssl.SSLContext:
         return known[1]
     try:
         context = _make_client(tls)
-    except ConfigError as error:
+    except (ConfigError, OSError) as error:
         if known is None:
             raise
         log.warning("TLS goes on with the files as they were: %s", error)
-        context = known[1]
+        return known[1]
     with _cache_lock:
         if len(_cache) >= CACHED_MAX:
             _cache.pop(next(iter(_cache)))
@@ -143,18 +143,18 @@ class ServerTls:
         stamp = self._files()
         if stamp == self._stamp:
             return
-        self._stamp = stamp
         try:
             self.context, self.expires_ms = _make_server(self._settings, self._clock.now_ms())
-        except ConfigError as error:
+        except (ConfigError, OSError) as error:
+            if str(error) != self.error:
+                log.error(
+                    "%s: TLS goes on with the certificate as it was, the new files are wrong: %s",
+                    self._name,
+                    error,
+                )
             self.error = str(error)
-            log.error(
-                "%s: TLS goes on with the certificate as it was, the new files are wrong: %s",
-                self._name,
-                error,
-            )
         else:
-            self.error = ""
+            self.error, self._stamp = "", stamp
             log.info("%s: new connections get the new certificate", self._name)
             self._warn()
 

@@ -8,7 +8,7 @@ in CPython 3.11), and a reader that waits for input would hold up every sender i
 OpenSSL works on memory here: its object is touched under ``_lock`` only, which nobody holds while
 the kernel is asked for anything.
 
-Called by ``connection`` and ``outbox``. Invariants: only the holder of ``Outbox.lock`` sends, so
+Called by ``connection``. Invariants: only the holder of ``Outbox.lock`` sends, so
 records leave in the order in which they were made (what OpenSSL wants to say while it reads waits
 in memory for the next send); what was encrypted is never encrypted again: a ``send`` that timed
 out takes up where it stopped when it is called with the same bytes, as ``Outbox`` does.

@@ -30,7 +30,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
     of the loop. ``host``: of a client.
     """
 
-    def __init__(  # noqa: PLR0913 - both of its neighbours
+    def __init__(
         self,
         raw: asyncio.Transport,
         protocol: asyncio.BufferedProtocol,

@@ -55,7 +55,7 @@ def answer_to(
             answer = on_request(command, connection)
     except RmqError as error:
         answer = command.answer(error.code, remark=error.message)
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         log.exception("request %d of %s failed", command.code, name)
         answer = command.answer(
             ResponseCode.SYSTEM_ERROR, remark=f"{type(error).__name__}: {error}"
@@ -92,7 +92,7 @@ class Waiter:
             return
         try:
             self.callback(outcome)
-        except Exception:  # noqa: BLE001
+        except Exception:
             log.exception("the callback of a request failed")
 
     def hand_over(self) -> bool:

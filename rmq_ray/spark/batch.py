@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 from rmq_ray.actors.access_keys import SecretKey
 from rmq_ray.actors.discovery import discovery_for
+from rmq_ray.client.scan.batch_planner import state_of
 from rmq_ray.client.scan.topic_state import TopicState
 from rmq_ray.config import Tls
 from rmq_ray.errors import GroupInUse
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.protocol.scan.stream_offsets import StreamPosition
 from rmq_ray.protocol.validators import check_group
-from rmq_ray.spark.batches import Batches, Reading, state_of, topics_of
+from rmq_ray.spark.batches import Batches, Reading, topics_of
 from rmq_ray.spark.read import require_session, wanted_rows
 
 if TYPE_CHECKING:

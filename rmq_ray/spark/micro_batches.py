@@ -6,9 +6,10 @@ thread of its own.
                           └ a restart finds this and runs the same batch again, with its rows
 
 Decides: when the next batch begins, what is waited for, and when the loop ends. Does not decide
-what a batch is (``batches``) or how it is remembered (``checkpoint``). Invariants: at most one
-batch runs; a batch is marked when ``fn`` returned; an error of ``fn`` ends the loop and is raised
-by ``await_termination``; brokers that are away while a batch is planned are waited for, 5 minutes.
+what a batch is (``batches``) or how it is remembered (``client.scan.stream_checkpoint``).
+Invariants: at most one batch runs; a batch is marked when ``fn`` returned; an error of ``fn`` ends
+the loop and is raised by ``await_termination``; brokers that are away while a batch is planned are
+waited for, 5 minutes.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from rmq_ray.client.scan.stream_checkpoint import Checkpoint, Planned
 from rmq_ray.clock import SYSTEM_CLOCK, Clock
-from rmq_ray.errors import ClusterError, RemotingError, SparkError
+from rmq_ray.errors import ClusterError, RemotingError, SparkError, TableStorageError
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.spark.batches import Batches
-from rmq_ray.spark.checkpoint import Checkpoint, Planned
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -189,15 +190,15 @@ class BatchQuery:
         return None if end is before else self._checkpoint.plan(end)
 
     def _patiently(self, ask: Callable[[], T]) -> T:
-        """Ask again while brokers are away."""
+        """Ask again while brokers, or the store of the topic's table, are away."""
         give_up = self._clock.monotonic_ms() + PATIENCE_MS
         while True:  # ends: at give_up
             try:
                 return ask()
-            except (ClusterError, RemotingError) as error:
+            except (ClusterError, RemotingError, TableStorageError) as error:
                 if self._clock.monotonic_ms() >= give_up:
                     raise
-                log.warning("stream %s waits for its brokers: %s", self.id, error)
+                log.warning("stream %s waits: %s", self.id, error)
             if self._stopping.wait(AWAY_PAUSE_S):
                 raise _Stopped
 

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 from rmq_ray.actors.access_keys import SecretKey
 from rmq_ray.actors.discovery import discovery_for
 from rmq_ray.client.scan.bulk_arguments import checked_columns, topic_or_pattern
-from rmq_ray.client.scan.scan_plan import ScanOptions, ScanPlan, plan_scan
+from rmq_ray.client.scan.scan_plan import ScanOptions, ScanPlan
 from rmq_ray.codec.arrow_reader import KAFKA_NEEDS, Rows
 from rmq_ray.config import Tls
 from rmq_ray.errors import SparkError
 from rmq_ray.protocol.filters.filter_tag import tags_of_rows
 from rmq_ray.protocol.scan.scan_positions import Where
 from rmq_ray.protocol.scan.scan_splits import ROWS_PER_SPLIT_MAX, bundled
+from rmq_ray.table.reading import TablePiece, plan_source
 
 if TYPE_CHECKING:
     import pyarrow
@@ -74,6 +75,7 @@ def read_topic(  # noqa: PLR0913 - the settings of the outermost call
     key: str | None = None,
     kafka_compat: bool = False,
     fail_on_data_loss: bool = True,
+    source: str = "log",
     cluster: str | None = None,
     name_servers: Sequence[str] | str | None = None,
     secret: bytes = b"",
@@ -99,6 +101,8 @@ def read_topic(  # noqa: PLR0913 - the settings of the outermost call
     of Spark's Kafka source instead (``KAFKA_FIELDS``). ``splits``: about how many tasks; default
     two for each core of the session; ``rows_min``, ``rows_max``: of one (small queues share one).
     ``fail_on_data_loss`` False: where retention has overtaken the start, what is left is read.
+    ``source``: "table+log" = a table up to where that is, the log behind it; "table" = its files
+    alone (docs/tables.md).
     ``cluster`` names one of this Ray cluster; ``name_servers`` and ``secret`` reach one without
     Ray, over TLS with ``tls``; ``access_key`` and ``secret_key``: as an account, see ``Producer``.
 
@@ -114,8 +118,10 @@ def read_topic(  # noqa: PLR0913 - the settings of the outermost call
     count = session.sparkContext.defaultParallelism * SPLITS_PER_CORE if splits is None else splits
     discovery = discovery_for(cluster, name_servers, secret, tls, access_key, secret_key)
     options = ScanOptions(rows_min, rows_max, fail_on_data_loss, pattern is not None)
-    plan = plan_scan(discovery, name, start, end, count, discovery.broker_names(), options)
-    return frame_of(session, plan, wanted, kafka_compat, bundled(plan.sizes, count, rows_max))
+    asked = (discovery, name, start, end, count, discovery.broker_names(), options)
+    pieces, plan = plan_source(source, *asked)
+    bundles = bundled(plan.sizes, count, rows_max)
+    return frame_of(session, plan, wanted, kafka_compat, bundles, pieces)
 
 
 def frame_of(
@@ -124,16 +130,18 @@ def frame_of(
     rows: Rows | None = None,
     kafka_compat: bool = False,
     bundles: list[list[int]] | None = None,
+    pieces: Sequence[TablePiece] = (),
 ) -> DataFrame:
     """The rows of a plan as a DataFrame. ``bundles``: the numbers of the splits of each task; None:
-    one for each split.
+    one for each split. ``pieces``: of the topic's table, a task each.
     """
     wanted = rows or Rows(tuple(FIELDS))
     bundles = [[number] for number in range(len(plan.splits))] if bundles is None else bundles
-    numbers = session.range(0, len(bundles), 1, max(1, len(bundles)))
+    tasks = len(bundles) + len(pieces)
+    numbers = session.range(0, tasks, 1, max(1, tasks))
     fields = KAFKA_FIELDS if kafka_compat else {name: FIELDS[name] for name in wanted.columns}
     ddl = ", ".join(f"{name} {kind}" for name, kind in fields.items())
-    return numbers.mapInArrow(_reader(plan, bundles, wanted, kafka_compat), ddl)
+    return numbers.mapInArrow(_reader(plan, bundles, wanted, kafka_compat, tuple(pieces)), ddl)
 
 
 def wanted_rows(columns: Sequence[str] | None, tags: Any, key: Any, kafka_compat: bool) -> Rows:
@@ -169,7 +177,11 @@ def require_session(session: Any) -> None:
 
 
 def _reader(
-    plan: ScanPlan, bundles: list[list[int]], rows: Rows, kafka_compat: bool
+    plan: ScanPlan,
+    bundles: list[list[int]],
+    rows: Rows,
+    kafka_compat: bool,
+    pieces: tuple[TablePiece, ...] = (),
 ) -> Callable[[Iterator[pyarrow.RecordBatch]], Iterator[pyarrow.RecordBatch]]:
     """The function that Spark ships to its workers: numbers of bundles in, rows out."""
 
@@ -180,10 +192,17 @@ def _reader(
         reader = open_reader(plan)
         try:
             for batch in batches:
+                tasks = batch.column(0).to_pylist()
+                for piece in [
+                    pieces[task - len(bundles)] for task in tasks if task >= len(bundles)
+                ]:
+                    for found in piece.read(rows):
+                        yield kafka_columns(found) if kafka_compat else found
                 for split in [
                     plan.splits[number]
-                    for bundle in batch.column(0).to_pylist()
-                    for number in bundles[bundle]
+                    for task in tasks
+                    if task < len(bundles)
+                    for number in bundles[task]
                 ]:
                     for records, sizes in reader.read(split, CHUNK_BYTES):
                         found = to_rows(

@@ -12,6 +12,7 @@ import itertools
 import logging
 import os
 import sys
+import tempfile
 from collections.abc import Mapping
 from importlib import metadata, util
 from pathlib import Path
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("rmq_ray.spark")
 LOG4J = Path(__file__).with_name("log4j2.properties")
+RAYDP_LOGS = Path("/tmp/ray/session_latest/logs")  # unless it is told otherwise
 EXECUTOR_MEMORY_MIN = 450 << 20  # Spark refuses less
 EXECUTOR_CPU = "spark.ray.raydp_spark_executor.actor.resource.cpu"
 MASTER_CPU = "spark.ray.raydp_spark_master.actor.resource.CPU"
@@ -70,7 +72,8 @@ def session(
     require_sound(num_executors, executor_cores, configs)
     nodes, free = ray.nodes(), ray.available_resources()  # type: ignore[no-untyped-call]
     require_room(num_executors, executor_memory, nodes, free)
-    chosen = settings(configs or {}, QUICK_START if quick_start else "")
+    options = (QUICK_START if quick_start else "", where_to_log(RAYDP_LOGS))
+    chosen = settings(configs or {}, " ".join(filter(None, options)))
     _wait_for_cpus(num_executors, chosen, nodes)
     ensure_java()
     put_environment("PYSPARK_PYTHON", sys.executable)
@@ -86,7 +89,7 @@ def session(
             executor_memory=executor_memory,
             configs=chosen,
         )
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         raise SparkError(
             f"Spark did not start on this Ray cluster: {type(error).__name__}: {error}"
         ) from error
@@ -97,6 +100,16 @@ def session(
 def stop() -> None:
     """End the session that ``session`` started and its executors; nothing where there is none."""
     _raydp().stop_spark()
+
+
+def where_to_log(directory: Path) -> str:
+    """A Java option, "" where ``directory`` is there. RayDP's agent ends its JVM where it has no
+    place for its log, and Ray leaves the link to its newest session alone that leads nowhere since
+    somebody has emptied the temporary directory.
+    """
+    if directory.is_dir():
+        return ""
+    return f"-Dray.logging.dir={tempfile.mkdtemp(prefix='rmq_ray-spark-')}"
 
 
 def settings(configs: Mapping[str, Any], java_options: str = "") -> dict[str, Any]:
@@ -147,7 +160,7 @@ def _raydp() -> Any:
     """The package; ``SparkError`` where it is there and does not fit what else is."""
     try:
         import raydp
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         text = (
             f"the package raydp cannot be imported ({type(error).__name__}: {error}): `pip "
             f"install 'rmq_ray[spark]'` brings versions that fit together"

@@ -27,13 +27,14 @@ from rmq_ray.actors.discovery import (
     meant_cluster,
 )
 from rmq_ray.client.scan.partition_sink import write_queues
+from rmq_ray.client.scan.stream_checkpoint import Checkpoint
 from rmq_ray.client.sending.arrow_columns import Columns
 from rmq_ray.config import Tls
 from rmq_ray.errors import SparkError
 from rmq_ray.protocol.scan.scan_positions import Where
 from rmq_ray.protocol.validators import check_bulk_topic, check_group
 from rmq_ray.spark.batches import Batches, Reading, topics_of
-from rmq_ray.spark.checkpoint import Checkpoint, Directory
+from rmq_ray.spark.checkpoint import Directory
 from rmq_ray.spark.micro_batches import BatchFunction, BatchQuery, Trigger
 from rmq_ray.spark.read import wanted_rows
 from rmq_ray.spark.source import TopicSource, check_version
@@ -101,7 +102,10 @@ class TopicStream:
         batches = Batches(self._session, self._discovery, self._reading)
         try:
             kept = Checkpoint(
-                Directory(self._session, str(checkpoint)), self._reading.topics, batches.begin
+                Directory(self._session, str(checkpoint)),
+                self._reading.topics,
+                batches.begin,
+                error=SparkError,
             )
         except BaseException:
             batches.close()
@@ -121,6 +125,7 @@ def read_stream(  # noqa: PLR0913 - the settings of the outermost call
     kafka_compat: bool = False,
     max_rows_per_trigger: int | None = None,
     fail_on_data_loss: bool = True,
+    source: str = "log",
     cluster: str | None = None,
     name_servers: Sequence[str] | str | None = None,
     secret: bytes = b"",
@@ -136,8 +141,9 @@ def read_stream(  # noqa: PLR0913 - the settings of the outermost call
     each batch how far the stream is, so that ``rmq-ray group lag`` shows it; the checkpoint decides
     where it goes on. Use a group that nobody consumes with. ``max_rows_per_trigger``: of a batch,
     shared among the queues. ``fail_on_data_loss`` False: messages that retention or a cut of a log
-    took are passed over and counted, else they are an error. The other settings are those of
-    ``read_topic``.
+    took are passed over and counted, else they are an error. ``source`` "table+log": of a topic
+    that is a table, begin with the table's oldest row and go on in the log; a checkpoint is good
+    for either source. The other settings are those of ``read_topic``.
 
     Raises ``SparkError`` and ``ClientError`` for wrong settings; topics are looked up when the
     stream begins.
@@ -155,6 +161,7 @@ def read_stream(  # noqa: PLR0913 - the settings of the outermost call
         fail_on_data_loss,
         max_rows_per_trigger,
         splits,
+        source,
     )
     reading.check()
     return TopicStream(

@@ -37,7 +37,7 @@ code.
 def main() -> None:
     """Load, freeze, and be PySpark's daemon until Spark ends it."""
     import pandas  # noqa: F401 - what PySpark's Arrow functions load in every worker
-    import pyarrow.compute  # noqa: F401 - the same
+    import pyarrow.compute  # the same
     import pyarrow.pandas_compat  # noqa: F401 - the same
     from pyspark import daemon, worker  # noqa: F401 - the worker's module itself, too
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from rmq_ray.actors.access_keys import SecretKey
 from rmq_ray.actors.discovery import discovery_for
 from rmq_ray.client.scan.bulk_arguments import frame_timeout_ms
-from rmq_ray.client.scan.partition_sink import Target, write_queues
+from rmq_ray.client.scan.partition_sink import WriteTarget, write_queues
 from rmq_ray.client.sending.arrow_columns import Columns
 from rmq_ray.config import Tls
 from rmq_ray.errors import SparkError
@@ -108,7 +108,7 @@ def write_topic(  # noqa: PLR0913 - the settings of the outermost call
     columns = Columns.kept(body, key, tag, properties)
     check_schema(df, columns)
     discovery = discovery_for(cluster, name_servers, secret, tls, access_key, secret_key)
-    target = Target(topic, columns, discovery.lookup(), frame_timeout_ms(timeout, SparkError))
+    target = WriteTarget(topic, columns, discovery.lookup(), frame_timeout_ms(timeout, SparkError))
     rows = df.select(*(f"`{name}`" for name in columns.names()))
     if once is not None:
         named = once if isinstance(once, Once) else Once(once)
@@ -177,7 +177,9 @@ def settled(rows: DataFrame, columns: Columns, partitions: int) -> DataFrame:
     return rows.repartition(partitions, *by).sortWithinPartitions(*by)
 
 
-def send(rows: DataFrame, target: Target, progress: Callable[[int], None] | None = None) -> int:
+def send(
+    rows: DataFrame, target: WriteTarget, progress: Callable[[int], None] | None = None
+) -> int:
     """Run the job; the number of rows stored."""
     from pyspark.errors import PySparkException
 
@@ -199,7 +201,7 @@ def send(rows: DataFrame, target: Target, progress: Callable[[int], None] | None
         watched.end()
 
 
-def _writer(target: Target, counted: Any) -> Callable[[Iterator[Any]], Iterator[Any]]:
+def _writer(target: WriteTarget, counted: Any) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """The function that Spark ships to its workers: rows in, one count out."""
 
     def write(batches: Iterator[Any]) -> Iterator[Any]:
@@ -239,7 +241,7 @@ class _Progress:
             over = self._over.wait(PROGRESS_S)
             try:
                 self._tell(int(self._counted.value))
-            except Exception:  # noqa: BLE001 - the caller's function; rows go on
+            except Exception:  # the caller's function; rows go on
                 log.exception("progress could not be told, and is told no more")
                 return
 

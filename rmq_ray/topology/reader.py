@@ -66,7 +66,7 @@ from rmq_ray.config import (
 from rmq_ray.errors import ConfigError
 from rmq_ray.topology import rules
 from rmq_ray.topology.rules import BrokerSpec, ControllerSpec, NameServerSpec, Topology
-from rmq_ray.topology.source import Key, Source
+from rmq_ray.topology.source import Key, TopologyText
 
 G = TypeVar("G")
 NAME_SERVERS_MAX = 9
@@ -126,18 +126,23 @@ def read_topology(path: str | Path) -> Topology:
 
 def parse_topology(text: str, path: str = "rmq.toml") -> Topology:
     """The same from a text; relative store paths lie below the directory of ``path``."""
-    source = Source(path, text)
+    source = TopologyText(path, text)
     try:
         found = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # also of a number with thousands of digits
         raise ConfigError(f"{path}: not TOML: {error}", path) from None
-    return _TopologyReader(source, found).topology()
+    except RecursionError:
+        raise ConfigError(f"{path}: not TOML: nested too deeply", path) from None
+    try:
+        return _TopologyReader(source, found).topology()
+    except ValueError as error:  # of naming a value: Python writes no number of that length
+        raise ConfigError(f"{path}: a value cannot be: {error}", path) from None
 
 
 class _TopologyReader:
     """One reading of one file."""
 
-    def __init__(self, source: Source, found: Mapping[str, Any]) -> None:
+    def __init__(self, source: TopologyText, found: Mapping[str, Any]) -> None:
         self._source = source
         self._found = found
         self._below = Path(source.path).parent

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rmq_ray.config import BrokerConfig, FailoverConfig, NameServerConfig, ReplicationMode
-from rmq_ray.topology.source import Key, Source
+from rmq_ray.topology.source import Key, TopologyText
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class ControllerSpec:
 class Topology:
     """A file that was read and holds nothing wrong by itself."""
 
-    source: Source
+    source: TopologyText
     cluster: str
     name_servers: tuple[NameServerSpec, ...]
     brokers: tuple[BrokerSpec, ...]

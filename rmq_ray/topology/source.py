@@ -17,7 +17,7 @@ Key = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class TopologyText:
     """A topology file's text, to say where in it something stands."""
 
     path: str
@@ -27,7 +27,7 @@ class Source:
         """Line (from 1) on which this value, or the nearest table around it, begins.
 
         >>> text = 'cluster = "a"\\n\\n[[brokers]]\\nname = "x"\\nport = 1\\n'
-        >>> Source("", text).line_of(("brokers", 0, "port"))
+        >>> TopologyText("", text).line_of(("brokers", 0, "port"))
         5
         """
         for part in (key[:length] for length in range(len(key), 0, -1)):

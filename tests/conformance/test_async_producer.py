@@ -22,6 +22,7 @@ from rmq_ray.errors import (
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import Message, SendStatus, decode_properties
 from tests.support.brokers.tiny_cluster import TinyCluster
+from tests.support.waiting import eventually
 
 
 @pytest.fixture
@@ -194,7 +195,7 @@ def test_frames_in_flight_are_bounded_by_waiting_or_by_refusing(cluster: TinyClu
 
     async def waiting(producer: AsyncProducer) -> None:
         sends = await fill(producer)
-        assert len(cluster.broker.arrivals) == 3
+        await asyncio.to_thread(eventually, lambda: len(cluster.broker.arrivals) == 3)
         await asyncio.to_thread(cluster.release, cluster.broker)
         await asyncio.gather(*sends)
 

@@ -78,7 +78,7 @@ def test_every_consumer_of_the_group_holds_all_queues_and_gets_every_message_onc
     assert one.seen == two.seen == Counter(expected)
 
 
-@pytest.mark.seed("S0-063", "S3-123")
+@pytest.mark.seed("S0-063", "S3-123", "S0-016")
 def test_the_same_group_in_clustering_divides_the_queues(
     cluster: PullCluster, tmp_path: Path
 ) -> None:

@@ -16,9 +16,10 @@ import pytest
 from rmq_ray.client.admin.admin import Admin
 from rmq_ray.client.pop.simple_consumer import SimpleConsumer
 from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.pull.pull_consumer import PullConsumer
 from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.config import ReplicationMode
-from rmq_ray.errors import SendError, SendUnconfirmed, StoreFailed
+from rmq_ray.errors import ConnectFailed, SendError, SendUnconfirmed, StoreFailed
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import SendStatus
 from rmq_ray.model.replica_roles import Role
@@ -28,6 +29,7 @@ from rmq_ray.remoting.wire import bodies
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.server.broker.broker import Broker
+from rmq_ray.server.slave.replica import ReplicaTables
 from tests.support.brokers.elected_cluster import ElectedCluster
 from tests.support.clients.collecting import Collector
 from tests.support.waiting import eventually
@@ -129,9 +131,7 @@ def test_producers_and_consumers_follow_a_promoted_slave_at_once(tmp_path: Path)
 
 def hang(broker: Broker) -> None:
     """It answers nobody any more, and closes nothing."""
-    broker.handle = lambda command, peer: None  # type: ignore[method-assign]
-    for peer in broker._listener.peers:
-        peer._handle = broker.handle
+    broker.handle = lambda command, peer: None
 
 
 def test_clients_leave_a_master_that_hangs_once_another_one_is_master(tmp_path: Path) -> None:
@@ -315,7 +315,11 @@ def test_a_transaction_that_is_open_over_a_fail_over_is_committed_at_the_next_ma
 
 @pytest.mark.parametrize(
     "code",
-    [code for code, row in rows_of(Party.BROKER).items() if row.fence is Fence.LEADS],
+    [
+        code
+        for code, row in rows_of(Party.BROKER).items()
+        if row.fence in (Fence.LEADS, Fence.HANDS_OUT)
+    ],
 )
 def test_a_follower_asks_every_writer_to_come_again(pair: ElectedCluster, code: int) -> None:
     pair.settled()
@@ -342,6 +346,33 @@ def test_a_topic_that_was_made_a_moment_ago_is_known_to_the_next_master(tmp_path
         assert cluster.elect() == 1
         with Producer("p", discovery=cluster, send_timeout_ms=10_000) as producer:
             assert producer.send("made-by-hand", b"two").status is SendStatus.SEND_OK
+
+
+def test_messages_whose_topic_the_slave_was_never_told_of_come_from_the_next_master(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ElectedCluster(tmp_path, 2, SYNC) as cluster:
+        cluster.settled()
+
+        async def fails(_tables: ReplicaTables, _connection: object) -> None:
+            raise ConnectFailed("the master is about to die")
+
+        monkeypatch.setattr(ReplicaTables, "sync", fails)
+        with Producer("p", discovery=cluster) as producer:
+            for number in range(20):
+                found = producer.send("made-by-a-send", b"%d" % number)
+                assert found.status is SendStatus.SEND_OK
+        cluster.kill(0)
+        assert cluster.elect() == 1
+        collector = Collector()
+        with PushConsumer(
+            "g",
+            listener=collector,
+            subscriptions={"made-by-a-send": "*"},
+            discovery=cluster,
+            start_from="first",
+        ):
+            assert sorted(map(int, collector.wait_for(20))) == list(range(20))
 
 
 def test_what_waits_for_its_time_and_what_was_popped_comes_from_the_next_master(
@@ -395,3 +426,30 @@ def _within(seconds: float, check: Callable[[], bool]) -> bool:
     except AssertionError:
         return False
     return True
+
+
+def test_a_promoted_slave_knows_what_groups_committed_a_moment_ago(tmp_path: Path) -> None:
+    """Though it fetches everything once an hour only."""
+    settings = {**SYNC, "replica_sync_ms": 3_600_000}
+    queue = MessageQueue("orders", "broker-a", 0)
+
+    def offset_at(replica: int) -> int | None:
+        core = cluster.replicas[replica].core
+        return None if core is None else core.tables.offsets.query("orders", "g", 0)
+
+    with (
+        ElectedCluster(tmp_path, 2, settings) as cluster,
+        Producer("p", discovery=cluster) as producer,
+        PullConsumer("g", discovery=cluster, auto_commit=False) as consumer,
+    ):
+        cluster.settled()
+        for number in range(10):
+            producer.send("orders", b"%d" % number, queue=queue)
+        consumer.assign([queue])
+        for offset in (4, 7):
+            eventually(lambda offset=offset: consumer.commit({queue: offset}))
+            eventually(lambda offset=offset: offset_at(1) == offset)
+        cluster.settled()
+        cluster.kill(0)
+        assert cluster.elect() == 1
+        assert offset_at(1) == 7

@@ -16,9 +16,9 @@ from rmq_ray.client.producer.producer import Producer
 from rmq_ray.client.pull.pull_consumer import PullConsumer
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import RemotingLimits
-from rmq_ray.console.app import create_app
 from rmq_ray.console.settings import ConsoleSettings
-from rmq_ray.console.source import Source
+from rmq_ray.console.source import ClusterView
+from rmq_ray.console.web.app import create_app
 from rmq_ray.model.ids import Address
 from rmq_ray.protocol.access.accounts import Account, Right
 from rmq_ray.protocol.access.rules import AccessRules
@@ -28,10 +28,9 @@ from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import RegisterBrokerHeader
 from tests.support.brokers.live_cluster import CLUSTER, SECRET, LiveCluster
+from tests.support.clients.console_browser import TOKEN, cells, opened
 from tests.support.faults.stopwatch import Stopwatch
 from tests.support.waiting import eventually
-
-TOKEN = "t" * 40
 
 
 @pytest.fixture
@@ -40,15 +39,6 @@ def cluster(tmp_path: Path) -> Iterator[LiveCluster]:
         with closing(Admin(running)) as admin:
             admin.create_topic("orders", queues=2)
         yield running
-
-
-def opened(discovery: object, **settings: object) -> TestClient:
-    """A browser that has signed in with the token."""
-    source = Source(discovery)  # type: ignore[arg-type]
-    made = ConsoleSettings(CLUSTER, token=TOKEN, **settings)  # type: ignore[arg-type]
-    client = TestClient(create_app(source, made), base_url="http://127.0.0.1:8092")
-    assert client.get("/sign-in", params={"token": TOKEN}).status_code == 200
-    return client
 
 
 @pytest.fixture
@@ -70,18 +60,6 @@ def consume(cluster: LiveCluster, group: str, count: int) -> None:
         full = [queue for queue in queues if consumer.watermark_offsets(queue)[1] >= count]
         # nothing is committed before the consumer knows where the queue begins
         eventually(lambda: consumer.commit({full[0]: count}))
-
-
-def cells(page: str, first: str) -> list[str]:
-    """Texts of the table row whose first cell is this."""
-    for row in re.findall(r"<tr.*?</tr>", page, re.S):
-        found = [
-            re.sub(r"<[^>]+>", "", cell).strip()
-            for cell in re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row, re.S)
-        ]
-        if found and found[0] == first:
-            return found
-    raise AssertionError(f"no row of {first}: {page}")
 
 
 def test_the_front_page_leads_to_a_group_that_is_stuck(
@@ -201,7 +179,7 @@ def test_people_sign_in_with_their_account_and_see_what_it_may(tmp_path: Path) -
         with closing(Admin(running)) as admin:
             admin.create_topic("orders")
             admin.create_topic("payments")
-        made, source = ConsoleSettings(CLUSTER, accounts=True), Source(running, probe=Probe())
+        made, source = ConsoleSettings(CLUSTER, accounts=True), ClusterView(running, probe=Probe())
         base = "http://127.0.0.1:8092"
         with TestClient(create_app(source, made), base_url=base) as browser:
             keys = {"access_key": "operator", "secret_key": "not the secret"}
@@ -221,7 +199,7 @@ def test_an_account_with_few_rights_sees_no_more(tmp_path: Path) -> None:
         with closing(Admin(running)) as admin:
             for topic in ("orders", "payments"):
                 admin.create_topic(topic)
-        made, source = ConsoleSettings(CLUSTER, accounts=True), Source(running, probe=Probe())
+        made, source = ConsoleSettings(CLUSTER, accounts=True), ClusterView(running, probe=Probe())
         base = "http://127.0.0.1:8092"
         with TestClient(create_app(source, made), base_url=base) as browser:
             browser.post("/sign-in", data={"access_key": "a-reader", "secret_key": "the secret"})
@@ -255,7 +233,7 @@ class Probe:
 def test_the_audit_page_shows_what_was_changed_and_which_log_is_missing(
     cluster: LiveCluster,
 ) -> None:
-    source = Source(cluster, probe=Probe())
+    source = ClusterView(cluster, probe=Probe())
     app = create_app(source, ConsoleSettings(CLUSTER, token=TOKEN))
     with TestClient(app, base_url="http://127.0.0.1:8092") as browser:
         browser.get("/sign-in", params={"token": TOKEN})

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from rmq_ray.cli import context
+from rmq_ray.cli.base import context
 from rmq_ray.cli.main import main
 from rmq_ray.client.admin.dead_letters import POSITION_GROUP, DeadLetters, origin_topic
 from rmq_ray.client.messages.listener import Reject

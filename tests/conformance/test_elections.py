@@ -5,6 +5,7 @@ one loop, no Ray.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +37,7 @@ class Stage:
             for n in range(2)
         }
         self.silent: set[int] = set()
+        self.asked: Counter[int] = Counter()
         self.told: list[tuple[int, str, object]] = []
         self.holds: list[tuple[int, int]] = []
         self.disk_fails = False
@@ -59,6 +61,7 @@ class Stage:
         self, replica: int, method: str, arguments: tuple[Any, ...], timeout_s: float
     ) -> Any:
         await asyncio.sleep(0)
+        self.asked[replica] += 1
         if replica in self.silent:
             raise ClusterError("no answer")
         if method == "node":
@@ -181,6 +184,27 @@ def test_a_silent_master_is_replaced_and_follows_when_it_is_heard_again(tmp_path
         stage.silent = set()
         await stage.until(lambda: stage.reports[0].role is Role.SLAVE)
         assert stage.election.serving_master == 1
+
+    assert played(tmp_path, scene)
+
+
+def test_who_ceases_to_answer_is_asked_more_often_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that Ray starts again is heard of as soon as it answers."""
+    monkeypatch.setattr(elections, "HURRY_MS", 1_000)
+
+    async def asked_within(stage: Stage, seconds: float) -> int:
+        before = stage.asked[1]
+        await asyncio.sleep(seconds)
+        return stage.asked[1] - before
+
+    async def scene(stage: Stage) -> None:
+        await stage.until(stage.leads(0))
+        stage.silent = {1}
+        assert await asked_within(stage, 0.9) >= 6
+        await asyncio.sleep(0.6)
+        assert await asked_within(stage, 0.9) <= 4, "it is not only slow to start"
 
     assert played(tmp_path, scene)
 

@@ -5,19 +5,36 @@ the master has it broken, too, it stays and is skipped.
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 
 from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.pull.pull_consumer import PullConsumer
+from rmq_ray.client.scan.scan_plan import plan_scan
 from rmq_ray.codec.record import decode_record
+from rmq_ray.errors import RecordAwaited
 from rmq_ray.store.front.message_store import MessageStore
+from rmq_ray.store.reading.log_reader import GetResult
 from tests.support.brokers.replicated import ReplicatedCluster
+from tests.support.clients.bulk_reading import elsewhere, table_of
 from tests.support.stores.small_store import flip, log_at
 from tests.support.waiting import eventually
 
 COUNT = 200
 WANTED = [b"%d" % number * 50 for number in range(COUNT)]
+
+
+def read(store: MessageStore, queue_id: int, offset: int) -> GetResult:
+    """Of a record that a slave is asked for a reader waits a moment."""
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            return store.get_messages("orders", queue_id, offset, 1_000, 1 << 24, None)
+        except RecordAwaited:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
 
 
 def bodies(store: MessageStore) -> list[bytes]:
@@ -26,7 +43,7 @@ def bodies(store: MessageStore) -> list[bytes]:
     for queue_id in range(4):
         offset, high = store.bounds("orders", queue_id)
         while offset < high:
-            result = store.get_messages("orders", queue_id, offset, 1_000, 1 << 24, None)
+            result = read(store, queue_id, offset)
             data, at = b"".join(bytes(part) for part in result.parts), 0
             for size in result.sizes.tolist():
                 found.append(decode_record(data, at).body)
@@ -99,6 +116,77 @@ def test_a_record_that_a_start_without_checkpoint_finds_broken_is_copied_again(
         assert like_its_master(cluster)
 
 
+def rotten_master(cluster: ReplicatedCluster, tmp_path: Path, offset: int) -> None:
+    """A record of the running master's log breaks on its disk; the slave's copy is sound."""
+    place = filled(cluster, offset)
+    broken(tmp_path / "broker-a", place)
+    cluster.store().opened.reader.forget()
+
+
+@pytest.mark.parametrize("offset", [0, 20])
+def test_a_reader_of_a_master_gets_a_record_that_broke_there_from_a_slave(
+    tmp_path: Path, offset: int
+) -> None:
+    with ReplicatedCluster(tmp_path) as cluster:
+        rotten_master(cluster, tmp_path, offset)
+        got: list[bytes] = []
+        with PullConsumer("g", discovery=cluster, start_from="first") as consumer:
+            consumer.subscribe("orders")
+            eventually(lambda: polled(consumer, got))
+        assert sorted(got, key=lambda body: int(body[: len(body) // 50])) == WANTED
+        eventually(lambda: cluster.replication()["mended"] == 1)
+        assert cluster.store().status()["quarantined"] == 0
+
+
+def polled(consumer: PullConsumer, got: list[bytes], wanted: int = COUNT) -> bool:
+    got += [message.body for message in consumer.poll(100, timeout=0.2)]
+    return len(got) >= wanted
+
+
+@pytest.mark.parametrize("at", [15, 88 + len(b"81" * 50) + 1], ids=["queue", "topic"])
+def test_a_record_that_names_another_place_in_every_copy_is_passed(tmp_path: Path, at: int) -> None:
+    """Nobody can mend it; nobody waits for it for ever."""
+    with ReplicatedCluster(tmp_path) as cluster:
+        place = filled(cluster)
+        for path in (tmp_path / "broker-a", cluster.slave_path()):
+            file, position = log_at(path, place[0])
+            flip(file, position + at)
+        cluster.store().opened.reader.forget()
+        got: list[bytes] = []
+        with PullConsumer("g", discovery=cluster, start_from="first") as consumer:
+            consumer.subscribe("orders")
+            eventually(lambda: polled(consumer, got, COUNT - 1))
+        assert len(set(got)) == len(got) == COUNT - 1 and set(got) < set(WANTED)
+        assert cluster.store().status()["quarantined"] == 1
+
+
+@pytest.mark.parametrize("beside_the_log", [False, True])
+def test_a_bulk_read_of_a_master_gets_it_too(tmp_path: Path, beside_the_log: bool) -> None:
+    """Who reads the files beside it asks the master, which asks its slave."""
+    with ReplicatedCluster(tmp_path) as cluster:
+        rotten_master(cluster, tmp_path, 20)
+        plan = plan_scan(cluster, "orders", "earliest", "latest", 2)
+        read = table_of(plan if beside_the_log else elsewhere(plan), ("body",))["body"].to_pylist()
+        assert sorted(read, key=lambda body: int(body[: len(body) // 50])) == WANTED
+        eventually(lambda: cluster.replication()["mended"] == 1)
+
+
+def test_what_a_master_has_listed_is_mended_when_a_slave_joins(tmp_path: Path) -> None:
+    """Also what it found in an earlier life, while nobody could be asked."""
+    with ReplicatedCluster(tmp_path) as cluster:
+        place = filled(cluster)
+        cluster.stop_slave()
+        broken(tmp_path / "broker-a", place)
+        assert len(bodies(cluster.store())) == COUNT - 1, "nobody is asked, nobody waits"
+        cluster.stop_master()
+        cluster.start_master()
+        assert cluster.store().status()["quarantined"] == 1
+        cluster.start_slave()
+        eventually(lambda: cluster.replication()["mended"] == 1)
+        assert bodies(cluster.store()) == WANTED
+        assert cluster.store().status()["quarantined"] == 0
+
+
 def test_a_master_with_a_broken_record_in_what_is_compared_is_followed(tmp_path: Path) -> None:
     with ReplicatedCluster(tmp_path) as cluster:
         place = filled(cluster)
@@ -106,10 +194,9 @@ def test_a_master_with_a_broken_record_in_what_is_compared_is_followed(tmp_path:
         broken(tmp_path / "broker-a", place)
         cluster.start_slave()
         eventually(lambda: cluster.replica()["connected"])
-        assert (
-            len(bodies(cluster.slave_store())) == COUNT
-            and cluster.store().status()["quarantined"] == 1
-        )
+        assert len(bodies(cluster.slave_store())) == COUNT
+        eventually(lambda: cluster.store().status()["quarantined"] == 0)
+        assert bodies(cluster.store()) == WANTED
 
 
 def test_what_the_master_has_broken_too_stays_and_keeps_nobody_from_following(

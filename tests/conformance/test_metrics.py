@@ -5,17 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.registry import Collector, CollectorRegistry
 
-from rmq_ray.actors.exporter import exposed
+from rmq_ray.actors.exporter import controller_families
 from rmq_ray.client.admin.admin import Admin
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.client.push.push_consumer import PushConsumer
+from rmq_ray.model.metrics import Family, page_of, text_of
 from tests.support.brokers.live_cluster import LiveCluster
 from tests.support.clients.collecting import Collector as Messages
 from tests.support.waiting import eventually
@@ -35,14 +35,7 @@ class Scraped(dict[str, dict[tuple[str, ...], float]]):
     def __init__(self, cluster: LiveCluster) -> None:
         families = cluster.run(cluster.brokers[0].metrics())
 
-        class Once(Collector):
-            def collect(self) -> list[object]:  # type: ignore[override]
-                return list(exposed(families))
-
-        registry = CollectorRegistry()
-        registry.register(Once())
-        text = generate_latest(registry).decode()
-        for family in text_string_to_metric_families(text):
+        for family in text_string_to_metric_families(page_of(text_of(families))):
             for sample in family.samples:
                 labels = sample.labels
                 assert labels["cluster"] == "live" and labels["node_id"] == "broker-a"
@@ -75,6 +68,32 @@ def test_traffic_and_lag_are_told_by_topic_and_group(cluster: LiveCluster) -> No
     assert found["rmq_ray_leads"]["", ""] == 1
 
 
+def test_latencies_and_sizes_are_told_in_buckets(cluster: LiveCluster) -> None:
+    with Producer("p", discovery=cluster) as producer:
+        producer.send_batch("orders", [b"x" * 2_000] * 5)
+        producer.send("orders", b"y", delay=timedelta(minutes=5))
+        with closing(Admin(cluster)) as admin:
+            admin.topic_stats("orders")
+    families = {one.name: one for one in cluster.run(cluster.brokers[0].metrics())}
+    sizes = buckets(families["rocketmq_message_size"], topic="orders")
+    assert (sizes["1024"], sizes["4096"], sizes["+Inf"]) == (0, 5, 5)
+    sends = buckets(families["rocketmq_rpc_latency"], request_code="send_records")
+    assert sends["+Inf"] == 1 and sends["3000"] == 1
+    asked = buckets(families["rocketmq_rpc_latency"], request_code="get_topic_stats_info")
+    assert asked["+Inf"] == 1, "an answer that came later"
+    waits = buckets(families["rocketmq_delay_message_latency"], topic="orders")
+    assert (waits["60"], waits["600"]) == (0, 1)
+
+
+def buckets(family: Family, **labels: str) -> dict[str, float]:
+    """``le`` -> count, of the series with these labels."""
+    return {
+        sample.labels["le"]: sample.value
+        for sample in family.samples
+        if sample.part == "_bucket" and labels.items() <= sample.labels.items()
+    }
+
+
 def test_a_series_ends_with_its_topic(cluster: LiveCluster) -> None:
     with closing(Admin(cluster)) as admin:
         with Producer("p", discovery=cluster) as producer:
@@ -92,14 +111,21 @@ def test_the_page_lists_every_name_and_no_other(cluster: LiveCluster) -> None:
         family.name
         for family in cluster.name_server.server.metrics()  # type: ignore[union-attr]
     }
-    row = re.compile(r"^\| `(\w+)` \| (counter|gauge) \|", re.MULTILINE)
+    members = {"c/broker-a/0": {"creations": 2, "kills": 1, "stopped": 0}}
+    controller = controller_families("c", members, {"broker-a": {"master_epoch": 3}})
+    assert [one.samples[0].value for one in controller] == [2, 1, 0, 3]
+    told |= {family.name for family in controller}
+    row = re.compile(r"^\| `(\w+)` \| (counter|gauge|histogram) \|", re.MULTILINE)
     listed = dict(row.findall(PAGE.read_text()))
     measured = {"rmq_ray_disk_free_bytes", "rmq_ray_disk_used_ratio"}  # from the first look on
     doors = {  # where clients are accounts (test_access)
         "rmq_ray_refused_requests_total",
         "rmq_ray_name_server_refused_requests_total",
     }
-    assert set(listed) == told | measured | doors | {"rmq_ray_up"}
+    of_tables = {name for name in listed if name.startswith("rmq_table_")}  # tests/ray/test_tables
+    clients = PAGE.read_text().split("\n## Clients\n")[1].split("\n## ")[0]
+    of_clients = {name for name, _ in row.findall(clients)}  # test_client_counters
+    assert set(listed) == told | measured | doors | of_tables | of_clients | {"rmq_ray_up"}
     kinds = {family.name: family.kind for family in families}
     assert all(listed[name] == kind for name, kind in kinds.items())
     assert all(name.endswith("_total") == (kind == "counter") for name, kind in kinds.items())

@@ -306,7 +306,8 @@ def test_a_pickled_producer_carries_its_settings_only_and_connects_anew(
 def test_a_forked_child_cannot_use_the_parents_producer_but_a_new_one_under_an_id_of_its_own(
     cluster: TinyCluster,
 ) -> None:
-    producer = Producer("web", discovery=FixedDiscovery(cluster.lookup()))
+    patient = {"send_timeout_ms": 30_000}  # nothing is sent again while the process forks
+    producer = Producer("web", discovery=FixedDiscovery(cluster.lookup()), **patient)
     producer.send("orders", b"parent")
     cluster.broker.hold.clear()
     pending = producer.send_async("orders", b"pending")

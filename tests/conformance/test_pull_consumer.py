@@ -80,6 +80,7 @@ def test_assigned_queues_are_read_in_order_each_message_once(cluster: PullCluste
     assert len(found) == 6_000
 
 
+@pytest.mark.seed("S0-016")
 def test_a_poll_returns_at_once_what_is_there_and_waits_for_the_first_message_only(
     cluster: PullCluster,
 ) -> None:
@@ -574,7 +575,10 @@ def test_operators_see_the_consumer_and_move_it(cluster: PullCluster) -> None:
             ),
             address,
         )
-        info = pc.handle_request(Command(RequestCode.GET_CONSUMER_RUNNING_INFO, fields={}), address)
+        asked = {"consumerGroup": "reader", "clientId": "any"}
+        info = pc.handle_request(
+            Command(RequestCode.GET_CONSUMER_RUNNING_INFO, fields=asked), address
+        )
         assert (
             status is not None
             and b":10" in status.body_bytes()

@@ -445,7 +445,7 @@ def test_a_slow_listener_does_not_make_the_client_pull_without_end(cluster: Pull
         eventually(lambda: len(seen.bodies) == 5_000)
 
 
-@pytest.mark.seed("S4-150", "S4-001")
+@pytest.mark.seed("S4-150", "S4-001", "S0-016")
 def test_subscribing_and_unsubscribing_while_running_moves_queues_at_once(
     cluster: PullCluster,
 ) -> None:
@@ -536,7 +536,6 @@ def test_the_client_id_names_host_and_process_and_no_thread_keeps_the_process_al
         assert len(mine) > 20 and all(thread.daemon for thread in mine)
 
 
-@pytest.mark.seed("S4-178")
 def test_stats_count_what_was_pulled_done_failed_and_sent_back_over_all_queues_held(
     cluster: PullCluster,
 ) -> None:

@@ -18,7 +18,7 @@ from rmq_ray.remoting.wire import bodies
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.broker import registration
-from rmq_ray.server.broker.registration import BrokerRegistration
+from rmq_ray.server.broker.registration import BrokerRegistration, NameServers
 
 
 class NameServer:
@@ -53,11 +53,8 @@ def test_an_order_table_that_nobody_can_take_now_is_asked_for_again(
         identity = Identity("broker-a", 0, "c", boot_ms=0)
         told = BrokerRegistration(
             identity,
-            ("127.0.0.1:9",),
-            None,
-            RemotingLimits(),
+            NameServers(("127.0.0.1:9",), None, RemotingLimits(), 30_000),
             SYSTEM_CLOCK,
-            30_000,
             lambda: ({}, DataVersion()),
             take,
             fatal.append,

@@ -16,7 +16,7 @@ from typing import IO, Any
 import pytest
 
 from rmq_ray.actors.access_keys import AccountProof
-from rmq_ray.cli.remembered import RememberedDiscovery, note, read, remember
+from rmq_ray.cli.base.remembered import RememberedDiscovery, note, read, remember
 from rmq_ray.client.admin.admin import Admin
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.client.push.push_consumer import PushConsumer
@@ -124,7 +124,7 @@ COMMAND = """
 import sys
 from pathlib import Path
 from typing import IO, Any
-from rmq_ray.cli import ray_head
+from rmq_ray.cli.base import ray_head
 from rmq_ray.cli.main import main
 ray_head.find = lambda address, port=None: "127.0.0.1:6379"
 ray_head.directory_of_user = lambda: Path(sys.argv[1])
@@ -181,6 +181,7 @@ def test_a_watched_topic_shows_what_comes_until_ctrl_c_and_needs_no_ray(
             _, told = watching.communicate(timeout=60)
         finally:
             watching.kill()
+            watching.communicate()
     assert (watching.returncode, told) == (0, "[]\n")
 
 

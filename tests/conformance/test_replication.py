@@ -4,17 +4,29 @@ and started.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from rmq_ray.client.pop.simple_consumer import SimpleConsumer
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.client.push.push_consumer import PushConsumer
-from rmq_ray.config import ClientAuth, ConsumerConfig, FlushMode, ReplicationMode, TlsSettings
-from rmq_ray.errors import SendUnconfirmed, SendUnknown
+from rmq_ray.client.scan.scan_plan import plan_scan
+from rmq_ray.config import (
+    BrokerConfig,
+    ClientAuth,
+    ConsumerConfig,
+    FlushMode,
+    ReplicationMode,
+    StoreConfig,
+    TlsSettings,
+)
+from rmq_ray.errors import RmqError, SendUnconfirmed, SendUnknown
 from rmq_ray.model.message import Message, SendStatus
 from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.wire.frame import BINARY, Command
@@ -23,6 +35,7 @@ from tests.support.brokers.replicated import ReplicatedCluster
 from tests.support.brokers.store_rig import make_frame
 from tests.support.brokers.valve import Valve
 from tests.support.certificates import Certificates
+from tests.support.clients.bulk_reading import elsewhere, table_of
 from tests.support.clients.collecting import Collector
 from tests.support.waiting import eventually
 
@@ -47,6 +60,26 @@ def same_log(cluster: ReplicatedCluster, number: int = 1) -> bool:
 
 
 @pytest.mark.seed("S3-148")
+def test_a_slave_fetches_progress_as_often_as_it_is_told_and_that_is_every_ten_seconds(
+    tmp_path: Path,
+) -> None:
+    assert BrokerConfig(StoreConfig("/nowhere"), "broker-a").replica_sync_ms == 10_000
+    with ReplicatedCluster(tmp_path, 1, {"replica_sync_ms": 1_000}) as cluster:
+        eventually(lambda: cluster.replica()["tables_synced"] >= 1)
+        begun_s, before = time.monotonic(), cluster.replica()["tables_synced"]
+        eventually(lambda: cluster.replica()["tables_synced"] >= before + 3)
+        assert time.monotonic() - begun_s > 1.9, "not more often"
+
+
+def test_each_session_of_a_slave_begins_with_all_tables(tmp_path: Path) -> None:
+    """However often it is cut off, that does not put off what it fetches."""
+    with ReplicatedCluster(tmp_path, 1, {"replica_sync_ms": 3_600_000}) as cluster:
+        for session in range(1, 4):
+            assert eventually(lambda fetched=session: cluster.replica()["tables_synced"] == fetched)
+            for peer in list(cluster.brokers[0]._listener.peers):
+                cluster._loop.call_soon_threadsafe(peer.abort, "cut off")
+
+
 def test_a_slave_gets_the_log_byte_for_byte_and_the_tables(pair: ReplicatedCluster) -> None:
     with Producer("p", discovery=pair) as producer:
         for number in range(60):
@@ -193,6 +226,73 @@ def test_without_slaves_a_sync_master_says_so_and_shows_nothing_until_one_is_bac
         cluster.in_sync()
         assert producer.send("orders", b"three").status is SendStatus.SEND_OK
         assert told("not delivered") == told("delivers again") == 1
+
+
+@pytest.mark.parametrize("reader", ["pushes", "pops", "scans"])
+def test_a_restarted_sync_master_shows_nothing_that_its_slaves_have_not_confirmed(
+    tmp_path: Path, reader: str
+) -> None:
+    """Neither by a pull, nor by a pop or a bulk read; all of it once a slave has it."""
+    with ReplicatedCluster(tmp_path, 1, SYNC) as cluster:
+        cluster.in_sync()
+        with Producer("p", discovery=cluster) as producer:
+            producer.send("orders", b"one")
+            cluster.stop_slave()
+            eventually(lambda: not cluster.replication()["enough"])
+            with pytest.raises(SendUnconfirmed):
+                producer.send("orders", b"two")
+            cluster.stop_master()
+            cluster.start_master()
+            with Reading(cluster, reader) as reading:
+                assert not _within(3.0, lambda: reading.bodies), "no slave has confirmed anything"
+                cluster.start_slave()
+                eventually(lambda: len(reading.bodies) >= 2)
+                assert sorted(reading.bodies) == [b"one", b"two"]
+
+
+class Reading:
+    """Somebody who reads the topic from its beginning, again and again; ``bodies``: what it got."""
+
+    def __init__(self, cluster: ReplicatedCluster, kind: str) -> None:
+        self._stop = threading.Event()
+        self._cluster = cluster
+        self.bodies: list[bytes] = []
+        run = {"pushes": self._pushes, "pops": self._pops, "scans": self._scans}[kind]
+        self._thread = threading.Thread(target=run)
+
+    def __enter__(self) -> Reading:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._stop.set()
+        self._thread.join(20)
+
+    def _pushes(self) -> None:
+        collector = Collector()
+        with PushConsumer(
+            "g",
+            listener=collector,
+            subscriptions={"orders": "*"},
+            discovery=self._cluster,
+            start_from="first",
+        ):
+            while not self._stop.wait(0.05):
+                self.bodies = list(collector.bodies)
+
+    def _pops(self) -> None:
+        with SimpleConsumer("orders", "s", discovery=self._cluster, start_from="first") as consumer:
+            while not self._stop.is_set():
+                with contextlib.suppress(RmqError):
+                    received = consumer.receive(10, wait=0.2)
+                    self.bodies += [message.body for message in received]
+                    consumer.ack_all(received)
+
+    def _scans(self) -> None:
+        while not self._stop.wait(0.05):
+            with contextlib.suppress(RmqError):
+                plan = elsewhere(plan_scan(self._cluster, "orders", "earliest", "latest", 1))
+                self.bodies = table_of(plan, ("body",))["body"].to_pylist()
 
 
 def test_with_copies_min_1_a_master_goes_on_alone_and_waits_for_its_slave_when_it_is_back(

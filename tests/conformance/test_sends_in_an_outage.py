@@ -178,5 +178,5 @@ def test_a_topic_is_created_at_a_master_that_may_lead_only_a_moment_later(tmp_pa
         assert time.monotonic() - began > 0.2 and "orders" in admin.topics()
         with pytest.raises(ResponseError, match="may not lead now"):
             cluster.replicas[0]._leadership.hold_sends(cluster.told.master_epoch, 5_000)
-            Admin(cluster, timeout_ms=300).create_topic("too-late", queues=1)
+            Admin(cluster, timeout_ms=2_000).create_topic("too-late", queues=1)
         admin.close()

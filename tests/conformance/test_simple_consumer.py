@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from rmq_ray.client.admin.admin import Admin
+from rmq_ray.client.admin.dead_letters import DeadLetters
 from rmq_ray.client.pop.receipts import ReceivedMessage
 from rmq_ray.client.pop.simple_consumer import SimpleConsumer
 from rmq_ray.client.producer.producer import Producer
@@ -73,12 +74,12 @@ def test_what_was_acknowledged_does_not_come_again_and_the_lag_is_gone(
 ) -> None:
     send(cluster, "acks", [b"%d" % n for n in range(10)])
     with SimpleConsumer("acks", "g-acks", discovery=cluster) as consumer:
-        messages = drain(consumer, 10, invisible=0.5)
+        messages = drain(consumer, 10, invisible=3)
         for message in messages:
             message.ack()
             message.ack()
         assert commits(cluster, "g-acks", "acks") == 10
-        assert consumer.receive(32, invisible=1, wait=0.8) == []
+        assert consumer.receive(32, invisible=1, wait=3.5) == []
         assert consumer.stats()["acknowledged"] == 10
 
 
@@ -109,11 +110,11 @@ def test_an_expired_message_comes_to_somebody_else_and_the_old_receipt_is_refuse
 def test_a_worker_that_needs_longer_extends_its_time(cluster: LiveCluster) -> None:
     send(cluster, "extend", [b"x"])
     with SimpleConsumer("extend", "g-extend", discovery=cluster) as consumer:
-        (message,) = drain(consumer, 1, invisible=0.4)
+        (message,) = drain(consumer, 1, invisible=2)
         first = message.invisible_until
         message.extend(20)
         assert message.invisible_until > first + 10_000
-        assert consumer.receive(1, wait=0.8) == []
+        assert consumer.receive(1, wait=2.5) == []
         message.ack()
 
 
@@ -452,3 +453,20 @@ def test_a_pickled_consumer_is_a_new_one_and_a_pickled_message_a_plain_one(
         )
         assert repr(message).startswith("ReceivedMessage(")
         message.ack()
+
+
+def test_a_message_becomes_a_dead_letter_of_a_group_that_is_known_and_tells_why(
+    cluster: LiveCluster,
+) -> None:
+    send(cluster, "buried", [b"old", b"young"])
+    graves = DeadLetters(cluster)
+    with SimpleConsumer("buried", "diggers", discovery=cluster, start_from="first") as consumer:
+        old, young = sorted(drain(consumer, 2, invisible=30.0), key=lambda message: message.body)
+        graves.create_group("graves")
+        consumer.dead_letter(old, "too old", "graves")
+        consumer.dead_letter(young, "too young")
+        assert old.ack() is None, "it was acknowledged: twice is as good as once"
+    for group, body, why in (("graves", b"old", "too old"), ("diggers", b"young", "too young")):
+        (dead,) = graves.dead_letters(group)
+        assert (dead.body, dead.failed_with) == (body, why)
+    graves.close()

@@ -14,7 +14,7 @@ import pytest
 
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import BrokerConfig, ForeignClients, RemotingLimits, StoreConfig
-from rmq_ray.errors import RmqError, StoreNotReady
+from rmq_ray.errors import RmqError, StoreFailed, StoreNotReady
 from rmq_ray.files import FileSystem
 from rmq_ray.model.topics import DataVersion
 from rmq_ray.remoting.handshake import Credentials
@@ -23,7 +23,7 @@ from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.broker.broker import Broker, BrokerRoleTransition
-from rmq_ray.server.broker.registration import BrokerRegistration
+from rmq_ray.server.broker.registration import BrokerRegistration, NameServers
 from rmq_ray.server.replication.leadership import Leadership
 from tests.support.brokers.live_cluster import CLUSTER, SECRET, SMALL
 
@@ -84,6 +84,31 @@ def test_a_start_that_is_stopped_says_so_and_leaves_nothing_behind(
         await soon(lambda: asyncio.all_tasks() == {asyncio.current_task()})
 
     asyncio.run(story())
+
+
+def test_a_disk_that_refuses_the_port_keeps_no_broker_from_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_whole = FileSystem.write_whole
+    refused: list[str] = []
+
+    def fails(files: FileSystem, path: str, data: bytes) -> None:
+        if path.endswith("/rmq_ray/port"):
+            refused.append(path)
+            raise StoreFailed(f"fdatasync of {path}: Input/output error", path)
+        write_whole(files, path, data)
+
+    monkeypatch.setattr(FileSystem, "write_whole", fails)
+
+    async def story() -> None:
+        broker = broker_of(tmp_path / "store")
+        await broker.start(create=True)
+        assert broker.core is not None
+        assert broker.core.keeper.store is not None
+        await broker.stop()
+
+    asyncio.run(story())
+    assert len(refused) == 1
 
 
 # --- while it ceases to follow --------------------------------------------------------------------
@@ -210,11 +235,8 @@ def test_a_registration_that_was_not_answered_yet_is_taken_back() -> None:
         address = await listener.start("127.0.0.1", 0)
         told = BrokerRegistration(
             Identity("broker-a", 0, "c", boot_ms=0),
-            (str(address),),
-            None,
-            RemotingLimits(),
+            NameServers((str(address),), None, RemotingLimits(), 30_000),
             SYSTEM_CLOCK,
-            30_000,
             lambda: ({}, DataVersion()),
             lambda _: None,
             pytest.fail,

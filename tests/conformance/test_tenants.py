@@ -21,12 +21,11 @@ from rmq_ray.model.topics import REPLY_SUFFIX
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.access.accounts import Account, Right
 from rmq_ray.protocol.access.rules import AccessRules
-from rmq_ray.protocol.consumer_group import Client
 from rmq_ray.remoting.connection import Connection
 from rmq_ray.remoting.wire.codes import RequestCode as Code
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.server.admin.admin_handlers import _flat
-from rmq_ray.server.groups.membership import GroupMembership
+from rmq_ray.server.groups.membership import Client, GroupMembership
 from rmq_ray.server.transaction.transaction_handlers import TransactionAsker
 from tests.support.asked_requests import signed
 from tests.support.brokers.live_cluster import CLUSTER, LiveCluster

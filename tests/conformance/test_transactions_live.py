@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -182,7 +183,7 @@ def test_a_closed_producer_begins_nothing_and_leaves_the_open_to_the_check(
     with Producer("t-closed", discovery=cluster) as other:
         other.transaction(checker)
         eventually(lambda: stored(cluster, "t-closed") == [b"x"])
-    assert checker.asked == [b"x"] and settled(cluster)
+    assert set(checker.asked) == {b"x"} and settled(cluster)
 
 
 @pytest.mark.seed("S0-012")
@@ -250,13 +251,13 @@ def test_a_checker_that_fails_or_does_not_know_is_asked_again(
 def test_its_own_immunity_keeps_a_half_from_being_asked_about(cluster: LiveCluster) -> None:
     checker = Checker(COMMIT)
     lost = Producer("t-immune", discovery=cluster)
+    began = time.monotonic()
     lost.transaction(never).send("t-immune", b"x", check_immunity=2)
     lost.close()
     with Producer("t-immune", discovery=cluster) as producer:
         producer.transaction(checker)
-        threading.Event().wait(1.5)
-        assert not checker.asked
         eventually(lambda: checker.asked)
+        assert time.monotonic() - began > 1.9
     eventually(lambda: settled(cluster))
 
 
@@ -308,7 +309,8 @@ def test_a_listener_decides_and_what_it_leaves_open_is_asked_later(
         assert result.local_state is state and result.transaction_id == result.message_id
         assert result.error is (said if isinstance(said, Exception) else None)
         eventually(lambda: settled(cluster) and stored(cluster, topic) == expected)
-    assert listener.seen == [(b"x", 42)] + ([b"x"] if state is UNKNOWN else [])
+    asked = listener.seen[1:]  # again where an answer takes longer than the pause
+    assert listener.seen[0] == (b"x", 42) and set(asked) == ({b"x"} if state is UNKNOWN else set())
 
 
 def test_a_transactional_producer_pickles_with_its_listener_and_refuses_others(
@@ -421,7 +423,7 @@ def test_a_broker_killed_at_any_step_delivers_a_commit_once_and_a_rollback_never
     asked = Checker(commits)
 
     def work(discovery: Discovery) -> None:
-        with Producer("web", discovery=discovery, send_timeout_ms=20_000) as producer:
+        with Producer("web", discovery=discovery, send_timeout_ms=60_000) as producer:
             tx: Transaction = producer.transaction(asked)
             tx.send("orders", b"x")
             if commits:
@@ -443,7 +445,7 @@ def test_a_broker_killed_while_it_asks_delivers_once(tmp_path: Path, step: str) 
         lost = Producer("web", discovery=discovery)
         lost.transaction(never).send("orders", b"x")
         lost.close()
-        with Producer("web", discovery=discovery, send_timeout_ms=20_000) as producer:
+        with Producer("web", discovery=discovery, send_timeout_ms=60_000) as producer:
             checker = Checker(COMMIT)
             producer.transaction(checker)
             assert producer._core is not None

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from rmq_ray.cli import context
+from rmq_ray.cli.base import context
 from rmq_ray.cli.main import main
 from rmq_ray.client.producer.async_producer import AsyncProducer
 from rmq_ray.client.producer.producer import Producer

@@ -220,7 +220,7 @@ def test_sends_and_pulls_go_on_without_the_control_plane_and_everything_is_found
     after = job.ask("mark")
     assert not after["errors"] and max(after["gap_ms"].values()) < PAUSE_MS_MAX, after
     assert job.ask("end") == {"missing": [], "twice": 0}
-    job.process.communicate(timeout=30)
+    job.process.communicate(timeout=60)
 
 
 def master_when(
@@ -246,12 +246,12 @@ def test_a_master_that_dies_while_the_control_plane_is_dead_is_replaced_and_foll
     """
     job = Job(plane, "copies")
     before = master_when(
-        job, lambda found: found["serving"] and found["sync_state_set"] == [0, 1, 2], 30
+        job, lambda found: found["serving"] and found["sync_state_set"] == [0, 1, 2], 120
     )
     assert before["master"] == 0
     command = plane.kill()
     os.kill(job.pids["broker-a/0"], signal.SIGKILL)
-    after = master_when(job, lambda found: found["serving"] and found["master"] != 0, 30)
+    after = master_when(job, lambda found: found["serving"] and found["master"] != 0, 120)
     assert after["master_epoch"] > before["master_epoch"]
     marks = [job.ask("mark")]
 
@@ -259,7 +259,7 @@ def test_a_master_that_dies_while_the_control_plane_is_dead_is_replaced_and_foll
         marks.append(job.ask("mark"))
         return all(marks[-1][what] > marks[0][what] + 20 for what in ("sent", "received"))
 
-    eventually(goes_on, 20, every_s=0.2)
+    eventually(goes_on, every_s=0.2)
     still = {
         what: max(mark["gap_ms"][what] for mark in marks) / 1000 for what in ("send", "receive")
     }
@@ -269,7 +269,9 @@ def test_a_master_that_dies_while_the_control_plane_is_dead_is_replaced_and_foll
     )
     assert not any(mark["errors"] for mark in marks)
     plane.start_again(command)
-    whole = master_when(job, lambda found: found["sync_state_set"] == [0, 1, 2], 60)
-    assert whole["master"] == after["master"] and whole["serving"]
+    whole = master_when(
+        job, lambda found: found["serving"] and found["sync_state_set"] == [0, 1, 2], 120
+    )
+    assert whole["master"] == after["master"]
     assert job.ask("end") == {"missing": [], "twice": 0}
-    job.process.communicate(timeout=30)
+    job.process.communicate(timeout=60)

@@ -35,6 +35,7 @@ def test_the_demo_loses_nothing_though_its_broker_is_killed() -> None:
     assert done.returncode == 0, f"{said}\n{done.stderr}"
     assert re.search(r"broker-a \(process \d+\) killed with signal 9 after 1[0-6],000 rows", said)
     assert re.search(rf"sent and acknowledged: {ROWS:,} of {ROWS:,} rows", said)
+    assert re.search(rf"as a table: +{ROWS:,} rows became Parquet .*: 0 differences", said)
     assert re.search(rf"consumed by the group: {ROWS:,} rows", said) and re.search(
         rf"read by Spark: +{ROWS:,} rows", said
     )

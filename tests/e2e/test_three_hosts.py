@@ -252,6 +252,7 @@ def test_a_master_whose_host_loses_its_power_is_replaced_and_follows_when_it_is_
         ),
         60,
     )
+    eventually(lambda: copies(hosts, "broker-a")[0]["in_sync"])
     back = copies(hosts, "broker-a")[0]
     assert (back["role"], back["in_sync"], back["address"]) == (
         "slave",

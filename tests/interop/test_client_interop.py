@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.brokers.open_cluster import opened
 from tools import interop
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,23 +47,12 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lines, Lines]:
 
 
 @contextmanager
-def ours(directory: Path, masters: int = 1) -> Iterator[str]:
+def ours(directory: Path, masters: int = 1, **settings: object) -> Iterator[str]:
     """Our name server and brokers in a process of their own, open to foreign clients; yields the
-    name server's address.
+    name server's address. ``settings``: of the brokers.
     """
-    command = [
-        sys.executable,
-        "-m",
-        "tests.support.brokers.open_cluster",
-        *map(str, (directory, "async", LIVE_S, "{}", masters)),
-    ]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        yield process.stdout.readline().strip()
-    finally:
-        process.kill()
-        process.communicate(timeout=30)
+    with opened(directory, LIVE_S, masters, **settings) as (address, _):
+        yield address
 
 
 def _client(name_server: str) -> subprocess.Popen[str]:

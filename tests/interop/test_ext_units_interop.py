@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rmq_ray.clock import SYSTEM_CLOCK
-from rmq_ray.codec.frame_encoder import encode_frame
+from rmq_ray.codec.record_batch import encode_frame
 from rmq_ray.config import StoreConfig
 from rmq_ray.files import FileCache, FileSystem
 from rmq_ray.model.groups import SQL92, Subscription
@@ -20,6 +20,7 @@ from rmq_ray.model.ids import FrameId
 from rmq_ray.protocol.filters.filter_table import FilterTable, filter_for
 from rmq_ray.store.front.message_store import MessageStore
 from rmq_ray.store.queue.consume_queue_ext import ConsumeQueueExt, ExtUnit
+from rmq_ray.store.queue.dispatcher import DispatchRules
 from tests.support.stores.interop_store import (
     GEOMETRY,
     INDEX_ITEMS,
@@ -123,7 +124,11 @@ def test_their_store_reads_the_units_that_our_store_wrote(tmp_path: Path) -> Non
         "billing", [Subscription("orders", "amount > 100", version=1, expression_type=SQL92)], 1
     )
     store = MessageStore(
-        config, SYSTEM_CLOCK, broker_name="broker-a", store_host=STORE_HOST, bit_mapper=filters
+        config,
+        SYSTEM_CLOCK,
+        broker_name="broker-a",
+        store_host=STORE_HOST,
+        rules=DispatchRules(bit_mapper=filters),
     )
     store.open(create=True)
     store.recover()

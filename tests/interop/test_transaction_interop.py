@@ -18,7 +18,7 @@ from tests.support.brokers.tiny_cluster import FixedDiscovery
 from tools import interop
 
 ROOT = Path(__file__).resolve().parents[2]
-QUICK = {"transaction_timeout_ms": 500, "transaction_check_interval_ms": 500}
+QUICK = {"transaction_timeout_ms": 3_000, "transaction_check_interval_ms": 500}
 
 
 @pytest.mark.seed("S0-012")

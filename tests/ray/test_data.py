@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import uuid
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,38 @@ def test_tags_keys_patterns_and_several_topics_choose_what_is_read(
     ).take_all()
     assert (row["body"], list(row["keys"])) == (b"7", ["k7"])
     assert mqd.read_topic([topic, topic], cluster=mq.name, tags="").count() == ROWS
+
+
+def test_offsets_and_columns_are_those_of_rays_kafka_reader_where_asked_for(
+    mq: rmq.Cluster, topic: str
+) -> None:
+    def read(**settings: Any) -> list[dict[str, Any]]:
+        dataset = mqd.read_topic(topic, cluster=mq.name, kafka_compat=True, **settings)
+        return list(dataset.take_all())
+
+    rows = read(start_offset={topic: {0: 5, 1: "earliest"}}, end_offset={topic: {0: 9, 1: 2, 2: 0}})
+    assert sorted((row["partition"], row["offset"]) for row in rows) == [
+        *((0, offset) for offset in range(5, 9)),
+        (1, 0),
+        (1, 1),
+    ]
+    assert list(rows[0]) == (
+        "offset key value topic partition timestamp timestamp_type headers".split()
+    )
+    row = next(row for row in read() if row["value"] == b"7")
+    assert (row["key"], row["topic"], dict(row["headers"])) == (b"k7", topic, {"n": b"7"})
+    stored = datetime.fromtimestamp(row["timestamp"] / 1000, UTC)
+    assert abs(datetime.now(UTC) - stored) < timedelta(hours=1)
+    now = stored.replace(tzinfo=None)  # Ray reads it as UTC
+    assert len(read(start_offset=now - timedelta(hours=1))) == ROWS
+    assert read(start_offset=now + timedelta(hours=1)) == []
+    assert len(read(start_offset=3, end_offset=10**9)) == ROWS - 9
+
+
+def test_several_read_tasks_share_one_queue(mq: rmq.Cluster, topic: str) -> None:
+    dataset = mqd.read_topic(topic, cluster=mq.name, columns=["body"], override_num_blocks=12)
+    found = dataset.materialize()
+    assert found.num_blocks() >= 12 and found.count() == ROWS
 
 
 def test_an_empty_topic_is_an_empty_dataset_with_its_columns(mq: rmq.Cluster) -> None:
@@ -213,7 +246,7 @@ def test_a_checkpoint_of_positions_gives_each_shard_its_rows_once(
             else:
                 next(batches)  # lost with the worker
     for rank in range(2):
-        for table in mqd.iter_batches(topic, shard=(rank, 2), idle_s=0.5, after=positions, **where):
+        for table in mqd.iter_batches(topic, shard=(rank, 2), idle_s=5, after=positions, **where):
             learnt += [int(body) for body in table["body"].to_pylist()]
     assert sorted(learnt) == list(range(ROWS))
 
@@ -282,6 +315,17 @@ def test_wrong_columns_topics_and_sizes_are_refused_before_anything_runs(
     for shard in (None, (0, 2)):
         with pytest.raises(rmq.TopicNotFound, match="no-such-topic"):
             next(mqd.iter_batches("no-such-topic", group="g", shard=shard, cluster=mq.name))
+    for wrong, message in (
+        ({"start_offset": "latest"}, "start_offset must be an offset"),
+        ({"end_offset": {topic: {"0": 1}}}, "numbers of partitions"),
+        ({"end_offset": {topic: {0: -1}}}, "must be an offset"),
+        ({"start_offset": {topic: {9: 1}}}, "no partition 9"),
+        ({"start_offset": 1, "start": 5}, "or start and end"),
+        ({"kafka_compat": True, "columns": ["body"]}, "select_columns"),
+        ({"splits": 2, "override_num_blocks": 3}, "mean the same"),
+    ):
+        with pytest.raises(rmq.ClientError, match=message):
+            mqd.read_topic(topic, **wrong, cluster=mq.name)
     with pytest.raises(rmq.ClientError, match="no argument 'colums'"):
         mqd.read_topic(topic, cluster=mq.name, colums=["body"])
     with pytest.raises(rmq.ClientError, match=r"takes a ray\.data\.Dataset, not a str"):

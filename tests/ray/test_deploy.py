@@ -59,11 +59,17 @@ def seen(notes: Any) -> list[tuple[str, int]]:
     return ray.get(notes.all.remote())
 
 
-def decorated(topic: str, notes: Any, pause_s: float = 0.0, **settings: Any) -> rmq.ConsumerApp:
+def decorated(
+    topic: str, notes: Any, pause_s: float = 0.0, gate: Path | None = None, **settings: Any
+) -> rmq.ConsumerApp:
+    """``gate``: nothing is handled before this file is there."""
+
     @rmq.consumer(topic, group=f"group-of-{topic}", start_from="first", **settings)
     def handle(msg):
         import os
 
+        while gate is not None and not gate.exists():
+            time.sleep(0.05)
         time.sleep(pause_s)
         ray.get(notes.add.remote(msg.body, os.getpid()))
 
@@ -108,22 +114,23 @@ def test_draining_finishes_what_was_begun_and_leaves_the_rest_to_the_next(
 ) -> None:
     app = decorated(topic, notes, 0.05, concurrency=2)
     workers = app.deploy(num_cpus=0.1, cluster=mq.name)
-    fill(mq, topic, 100)
-    eventually(lambda: len(seen(notes)) >= 5, 20)
+    fill(mq, topic, 500)
+    eventually(lambda: len(seen(notes)) >= 5)
     assert workers.stop(drain=True)
     handled = len(seen(notes))
-    assert 5 <= handled < 100
+    assert 5 <= handled < 500
     time.sleep(0.3)
     assert len(seen(notes)) == handled
     with app.deploy(num_cpus=0.1, cluster=mq.name):
-        eventually(lambda: len({body for body, _ in seen(notes)}) == 100, 30)
-    assert len(seen(notes)) == 100
+        eventually(lambda: len({body for body, _ in seen(notes)}) == 500)
+    assert len(seen(notes)) == 500
     assert workers.stop(), "a second time does nothing"
 
 
 def test_a_lag_brings_workers_and_idleness_takes_them_away(
-    mq: rmq.Cluster, topic: str, notes: Any
+    mq: rmq.Cluster, topic: str, notes: Any, tmp_path: Path
 ) -> None:
+    gate = tmp_path / "go"
     scale = {
         "actors_max": 3,
         "lag_per_actor": 20,
@@ -131,13 +138,14 @@ def test_a_lag_brings_workers_and_idleness_takes_them_away(
         "down_after_s": 0.5,
         "every_s": 0.1,
     }
-    with decorated(topic, notes, 0.02, concurrency=1).deploy(
+    with decorated(topic, notes, 0.02, gate, concurrency=1).deploy(
         num_cpus=0.1, cluster=mq.name, autoscale=scale
     ) as workers:
         fill(mq, topic, 250)
-        eventually(lambda: len(workers) == 3, 30)
+        eventually(lambda: len(workers) == 3, 120)
+        gate.touch()
         eventually(lambda: len({body for body, _ in seen(notes)}) == 250, 60)
-        assert eventually(lambda: len(workers) == 1, 30)
+        assert eventually(lambda: len(workers) == 1, 60)
 
 
 def test_a_class_keeps_its_state_in_its_worker_and_answers_questions(
@@ -215,7 +223,7 @@ def test_a_fleet_whose_own_process_dies_brings_its_workers_back(
 ) -> None:
     with decorated(topic, notes).deploy(num_actors=2, num_cpus=0.1, cluster=mq.name) as workers:
         ray.kill(workers._fleet, no_restart=False)
-        eventually(lambda: answers(workers) == 2, 30)
+        eventually(lambda: answers(workers) == 2, 90)
         fill(mq, topic, 20)
         assert eventually(
             lambda: {body for body, _ in seen(notes)} == {str(number) for number in range(20)}, 60

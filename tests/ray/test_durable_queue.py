@@ -15,6 +15,7 @@ import ray
 from ray.util.queue import Empty, Full
 
 import rmq_ray as rmq
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timeout(240)
 WAIT_S = 60
@@ -138,3 +139,40 @@ def test_wrong_settings_and_topics_are_told(mq: rmq.Cluster) -> None:
             with pytest.raises(ValueError, match="negative"):
                 call()
         assert queue.empty()
+
+
+def test_taking_in_advance_keeps_order_and_gives_back_what_was_not_got(mq: rmq.Cluster) -> None:
+    with rmq.Queue("ahead", cluster=mq.name) as plain:
+        plain.put_nowait_batch(range(300))
+        with rmq.Queue("ahead", cluster=mq.name, prefetch=100) as ahead:
+            assert [ahead.get(timeout=WAIT_S) for _ in range(150)] == list(range(150))
+            assert ahead.size() == 150, "what it has in advance nobody got yet"
+            assert ahead.get_nowait_batch(20) == list(range(150, 170))
+            assert plain.get(timeout=WAIT_S) == 200, "the ones before it are the other handle's"
+        rest = {plain.get(timeout=WAIT_S) for _ in range(129)}
+        assert rest == set(range(170, 300)) - {200} and eventually(plain.empty)
+
+
+@pytest.mark.slow
+def test_items_taken_in_advance_by_a_process_that_died_come_again(mq: rmq.Cluster) -> None:
+    @ray.remote(num_cpus=0, max_restarts=0)
+    class Getter:
+        def first(self, queue: rmq.Queue) -> Any:
+            got = queue.get(timeout=WAIT_S)
+            queue._connected().consumer.flush()
+            return got, os.getpid()
+
+    with rmq.Queue("left", cluster=mq.name, prefetch=10) as queue:
+        queue.put_nowait_batch(range(10))
+        getter = Getter.remote()
+        got, pid = ray.get(getter.first.remote(queue), timeout=WAIT_S)
+        os.kill(pid, signal.SIGKILL)
+        with rmq.Queue("left", cluster=mq.name) as plain:
+            assert got == 0 and {plain.get(timeout=WAIT_S) for _ in range(9)} == set(range(1, 10))
+            assert eventually(plain.empty)
+
+
+@pytest.mark.parametrize("prefetch", [-1, 1_025, True, 1.0])
+def test_a_prefetch_that_cannot_be_is_refused(mq: rmq.Cluster, prefetch: Any) -> None:
+    with pytest.raises(rmq.ConfigError, match="prefetch"):
+        rmq.Queue("refused", cluster=mq.name, prefetch=prefetch)

@@ -216,3 +216,26 @@ def test_two_clusters_have_their_own_topics_and_a_call_says_which_one_it_means(
         b"a vase",
     ]
     assert "uses the clusters market, museum: say which one is meant" in found["told"][0]
+
+
+def test_a_night_on_a_table_reports_every_sale_once_and_keeps_what_is_none(
+    mq: rmq.Cluster,
+) -> None:
+    from examples import nightly
+
+    report, rejected = nightly.main(mq.name, shops=3, each=100)
+    assert report == [(f"shop-{shop}", 200, 200 * shop) for shop in range(3)]
+    assert rejected == 2
+
+
+def test_a_model_as_of_a_moment_is_the_same_when_the_topic_has_gone_on(mq: rmq.Cluster) -> None:
+    from examples import training_as_of
+
+    found = training_as_of.main(mq.name)
+    rows = training_as_of.ROWS
+    for name in ("time", "group"):
+        before, after = found[name]
+        assert before == after and [round(value, 6) for value in before[1:]] == [3, 7]
+    assert found["time"][0][0] == rows and rows // 2 <= found["group"][0][0] <= rows
+    before, after = found["latest"]
+    assert (before[0], after[0]) == (rows, 2 * rows) and after[1] < 2

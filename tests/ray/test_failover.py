@@ -17,6 +17,7 @@ from tests.support.brokers.failing_over import (
     BROKER,
     Numbered,
     check_all_came,
+    complete,
     controller_pid,
     election,
     pid_of,
@@ -99,7 +100,7 @@ def test_after_kill_9_the_same_replica_is_master_in_another_epoch_and_nothing_is
 
 
 @pytest.mark.ray
-@pytest.mark.seed("S3-135", "S3-136", "S3-149")
+@pytest.mark.seed("S3-135", "S3-136")
 def test_a_master_that_does_not_come_back_is_replaced_and_follows_when_it_does(
     trio: rmq.Cluster,
 ) -> None:
@@ -110,10 +111,11 @@ def test_a_master_that_does_not_come_back_is_replaced_and_follows_when_it_does(
             replaced(trio, old)
             sender.goes_on()
             assert sender.outage_s() < 15
-        found = settled(trio)
+        found = complete(trio)
         check_all_came(sender, collector)
     assert found["master"] != old
     assert not sender.failed
+    assert settled(trio)["master"] == found["master"]
 
 
 @pytest.mark.ray
@@ -130,8 +132,9 @@ def test_a_hanging_master_is_replaced_and_acknowledges_nothing_when_it_wakes_up(
         finally:
             _wake(pid)
         sender.goes_on()
-        assert settled(trio)["master"] != old
+        assert complete(trio)["master"] != old
         check_all_came(sender, collector)
+    assert settled(trio)["master"] != old
 
 
 @pytest.mark.ray
@@ -186,7 +189,7 @@ def test_a_cluster_that_was_stopped_starts_with_the_same_master_and_all_messages
         "store_path": str(tmp_path),
         "replicas": 1,
         "store_settings": SMALL,
-        "failover_settings": {"failover_after_ms": 5_000},
+        "failover_settings": {"failover_after_ms": 60_000},
     }
     first = rmq.start("again", **settings)
     try:

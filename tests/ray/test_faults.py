@@ -15,6 +15,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,13 @@ def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[rmq.Cluster]:
 
 
 def pid_of(mq: rmq.Cluster, actor: str) -> int:
-    return int(eventually(lambda: mq.status()[actor].get("pid")))
+    return int(eventually(lambda: mq.status()[actor].get("pid"), 90))
+
+
+def wake(pid: int) -> None:
+    """Unless its supervisor has ended it."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
 
 
 class Sender:
@@ -134,10 +141,15 @@ def controller_pid(mq: rmq.Cluster) -> int:
     return int(eventually(ask, 40))
 
 
+FLOOR_S = 1.0
+"""What the promised times assume of a machine: that a process which only loads what a broker's
+process loads starts within it.
+"""
+MEDIAN_S, WORST_S = 1.5, 5.0
+
+
 def bare_start_s() -> float:
-    """What a process takes here, at best, that does nothing but load what a broker's process
-    loads.
-    """
+    """What such a process takes here, now, in median."""
     took = []
     for _ in range(3):
         begun = time.monotonic()
@@ -145,19 +157,26 @@ def bare_start_s() -> float:
             [sys.executable, "-c", "import rmq_ray.actors.broker"], check=True, timeout=60
         )
         took.append(time.monotonic() - begun)
-    return min(took)
+    return statistics.median(took)
+
+
+def keep_the_floor() -> None:
+    """Times nothing on a machine that is slower, or busier, than the promise assumes."""
+    took_s = bare_start_s()
+    if took_s > FLOOR_S:
+        pytest.skip(f"a bare process takes {took_s:.2f} s to start, the floor is {FLOOR_S} s")
 
 
 def test_a_broker_takes_sends_again_within_one_and_a_half_seconds_of_kill_9(
     mq: rmq.Cluster,
 ) -> None:
-    """The promised limit, as the median of several kills (a core must be free); on a machine that
-    is slow to start any such process, half as much again.
+    """The promised limits, as median and worst of several kills. The floor is run first, and again
+    where a limit was missed.
     """
-    limit_s = max(1.5, 1.5 * bare_start_s())
+    keep_the_floor()
     mq.admin.create_topic("outage", queues=1)
     outages = []
-    for _ in range(3):
+    for _ in range(5):
         with Sender(mq, "outage") as sender:
             os.kill(pid_of(mq, "broker-a/0"), signal.SIGKILL)
             before = len(sender.acknowledged)
@@ -169,7 +188,9 @@ def test_a_broker_takes_sends_again_within_one_and_a_half_seconds_of_kill_9(
             )
         assert not sender.errors
         outages.append(sender.outage_s())
-    assert statistics.median(outages) <= limit_s, (outages, limit_s)
+    if statistics.median(outages) > MEDIAN_S or max(outages) > WORST_S:
+        keep_the_floor()
+    assert statistics.median(outages) <= MEDIAN_S and max(outages) <= WORST_S, outages
 
 
 def test_a_parked_pull_is_answered_within_five_milliseconds_of_the_arrival(mq: rmq.Cluster) -> None:
@@ -220,7 +241,7 @@ def test_with_the_hold_service_stopped_a_pull_is_answered_a_second_after_its_dea
         try:
             late = held_s()
         finally:
-            os.kill(pid, signal.SIGCONT)
+            wake(pid)
     assert 0.95 <= in_time <= 1.8 and 1.95 <= late <= 3.0
 
 
@@ -252,7 +273,7 @@ def test_many_pulls_are_woken_by_the_hold_service_and_without_it_a_second_late(
                 assert {len(pull.result(10).messages) for pull in pulls} == {1}
                 return time.monotonic() - begin
             finally:
-                os.kill(pid, signal.SIGCONT)
+                wake(pid)
 
         before = mq.status()["broker-a/hold"]["wakes"]
         assert answered(0, stop=False) < 1.0
@@ -298,7 +319,7 @@ def test_clients_with_a_route_go_on_while_the_name_server_is_dead(
                 p.send("routed", b"%d" % i)
             collector.wait_for(50)
         finally:
-            os.kill(pid, signal.SIGCONT)
+            wake(pid)
     assert sorted(map(int, collector.bodies)) == list(range(50))
 
 
@@ -318,10 +339,10 @@ def test_a_restarted_broker_refuses_another_store_in_the_place_of_its_own(
     foreign.rename(own)
     os.kill(pid, signal.SIGKILL)
     broken = eventually(
-        lambda: (found := mq.status()["broker-a/0"]).get("state") == "broken" and found, 30
+        lambda: (found := mq.status()["broker-a/0"]).get("state") == "broken" and found, 90
     )
     assert "StoreForeign" in broken["error"]
     own.rename(foreign)
     aside.rename(own)
     os.kill(int(broken["pid"]), signal.SIGKILL)
-    assert eventually(lambda: mq.status()["broker-a/0"].get("state") == "serving", 30)
+    assert eventually(lambda: mq.status()["broker-a/0"].get("state") == "serving", 90)

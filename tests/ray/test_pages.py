@@ -35,10 +35,14 @@ def test_single_actors_send_and_add_up_what_comes(start: Callable[..., rmq.Clust
 
 def test_tasks_share_a_queue_of_values(start: Callable[..., rmq.Cluster]) -> None:
     start(name="default")
-    language, program = all_blocks("docs/queue.md")[0]
+    (language, program), (_, ahead) = all_blocks("docs/queue.md")
     names = run(program)
     assert language == "python" and names["pages"] == 99 + 100 and names["jobs"].empty()
+    names["jobs"].put_nowait_batch(range(10))
     names["jobs"].shutdown()
+    exec(ahead, names)  # our own page
+    with rmq.Queue("jobs") as left:
+        assert left.empty()
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def test_a_slave_whose_disk_is_lost_begins_anew_once_people_say_so(
     status = cluster.status()[actor]
     shutil.rmtree(file.parent / ("a-1" if slave["replica"] else "a"))
     os.kill(status["pid"], signal.SIGKILL)
-    eventually(lambda: "StoreMissing" in str(rows(cluster)[slave["replica"]]["error"]), 30)
+    eventually(lambda: "StoreMissing" in str(rows(cluster)[slave["replica"]]["error"]), 90)
     assert list(cluster.weak_brokers()) == ["broker-a"]
     with pytest.raises(StoreMissing):
         start_from(file)

@@ -15,6 +15,7 @@ import pytest
 
 import rmq_ray as rmq
 from rmq_ray.actors import gateway
+from rmq_ray.actors.control.changes import How, PlannedChange
 from rmq_ray.actors.control.survey import Survey
 from rmq_ray.cluster import plan, start_from
 from rmq_ray.errors import ConfigError, StoreForeign, StoreMissing
@@ -32,6 +33,7 @@ name = "broker-b"
 store = {{ path = "b" }}
 """
 BROKERS = ("broker-a", "broker-b")
+OTHER = 'name = "broker-b"\nstore = { path = "b" }'
 
 
 def write(folder: Path, name: str, **changes: str) -> Path:
@@ -54,7 +56,7 @@ class FirstRun:
     made_before: bool
     running: Survey
     status: dict[str, Any]
-    changes: tuple[str, ...]
+    changes: tuple[PlannedChange, ...]
     refusal: str
     status_after_refusal: dict[str, Any]
 
@@ -72,7 +74,7 @@ def first_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FirstRun]:
         changed = write(
             file.parent,
             "topo-first",
-            **{'flush = "sync"': 'flush = "async"', 'name = "broker-b"': 'name = "broker-c"'},
+            **{'flush = "sync"': 'flush = "async"', OTHER: OTHER.replace('b"', 'c"')},
         )
         changes = plan(changed).changes
         with pytest.raises(rmq.ClusterError) as refusal:
@@ -122,15 +124,13 @@ def test_a_started_cluster_has_the_files_settings_and_its_stores_are_known(
 
 
 def test_a_running_cluster_with_other_settings_is_left_as_it_is(first_run: FirstRun) -> None:
-    assert first_run.changes == (
-        "broker-a: flush sync -> async",
-        "broker-c: is new",
-        "broker-b: is gone from the file",
-    )
-    assert (
-        "broker-a: flush sync -> async; " in first_run.refusal
-        and "rmq-ray down" in first_run.refusal
-    )
+    assert [(change.part, change.how, change.what) for change in first_run.changes] == [
+        ("broker-b", How.REFUSE, "is gone from the file"),
+        ("broker-c", How.CREATE, f"is new, store {first_run.file.parent / 'c'}"),
+        ("broker-a", How.RESTART, "flush sync -> async"),
+    ]
+    assert "broker-a: flush sync -> async" in first_run.refusal
+    assert "`rmq-ray up --config`" in first_run.refusal and "rmq-ray down" in first_run.refusal
     assert [first_run.status[f"{name}/0"]["pid"] for name in BROKERS] == [
         first_run.status_after_refusal[f"{name}/0"]["pid"] for name in BROKERS
     ]

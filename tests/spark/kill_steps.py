@@ -207,7 +207,8 @@ def driver(directory: Path, name_server: str, step: str) -> None:
     from pyspark.sql import DataFrame, SparkSession
 
     from rmq_ray import spark as mqs
-    from rmq_ray.spark import checkpoint, source
+    from rmq_ray.client.scan import stream_checkpoint
+    from rmq_ray.spark import source
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
     options = {
@@ -229,7 +230,7 @@ def driver(directory: Path, name_server: str, step: str) -> None:
     session = builder.master("local[2]").getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     killer = Killer(step)
-    _watch_loop(killer, checkpoint.Checkpoint)
+    _watch_loop(killer, stream_checkpoint.Checkpoint)
     _watch_source(killer, source.TopicSource)
     where = {"cluster": CLUSTER, "name_servers": [name_server], "secret": SECRET}
 

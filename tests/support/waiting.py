@@ -10,7 +10,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def eventually(check: Callable[[], T], timeout_s: float = 20.0, every_s: float = 0.02) -> T:
+def eventually(check: Callable[[], T], timeout_s: float = 60.0, every_s: float = 0.02) -> T:
     """The first true value of ``check``; fails with its last value otherwise."""
     deadline = time.monotonic() + timeout_s
     while True:

@@ -120,10 +120,17 @@ def test_unit_tests_neither_sleep_nor_use_ray() -> None:
     assert not found, "\n" + "\n".join(found)
 
 
-def test_importing_the_package_does_not_import_spark() -> None:
-    code = (
-        "import sys, rmq_ray; print([m for m in ('pyspark', 'raydp', 'py4j') if m in sys.modules])"
-    )
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("rmq_ray", ("pyspark", "raydp", "py4j")),
+        ("rmq_ray.server.broker.broker", ("pyarrow", "ray")),  # a restart waits for its imports
+    ],
+)
+def test_what_is_heavy_is_not_imported_where_it_is_not_needed(
+    module: str, heavy: tuple[str, ...]
+) -> None:
+    code = f"import sys, {module}; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

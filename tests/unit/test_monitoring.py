@@ -19,7 +19,9 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy" / "monitoring"
 LISTED = dict(
     re.findall(
-        r"^\| `(\w+)` \| (counter|gauge) \|", (ROOT / "docs/metrics.md").read_text(), re.MULTILINE
+        r"^\| `(\w+)` \| (counter|gauge|histogram) \|",
+        (ROOT / "docs/metrics.md").read_text(),
+        re.MULTILINE,
     )
 )
 RULES: list[dict[str, Any]] = yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"][0][
@@ -34,9 +36,11 @@ EXPRESSIONS = [rule["expr"] for rule in RULES] + [
 @pytest.mark.parametrize("expression", EXPRESSIONS)
 def test_expressions_name_metrics_that_are_served_and_rate_counters_alone(expression: str) -> None:
     named = re.findall(r"\b(?:rmq_ray|rocketmq)_\w+", expression)
-    assert named and set(named) <= set(LISTED)
+    kinds = {name: LISTED.get(name.removesuffix("_bucket"), "") for name in named}
+    assert named and all(kinds.values())
     rated = re.findall(r"(?:rate|increase)\((\w+)", expression)
-    assert set(rated) == {name for name in named if LISTED[name] == "counter"}
+    assert set(rated) == {name for name, kind in kinds.items() if kind in ("counter", "histogram")}
+    assert all(name.endswith("_bucket") == (kind == "histogram") for name, kind in kinds.items())
     assert expression.count("(") == expression.count(")")
 
 

@@ -58,9 +58,12 @@ class ClusterState(Enum):
 
 
 class ControllerShell:
-    """Methods are what drivers may ask; all state belongs to the actor's one loop."""
+    """Methods are what drivers may ask; all state belongs to the actor's one loop. ``added``: this
+    controller takes over a cluster that runs, and these copies are new in it
+    (``names.replica_key``): they may make stores.
+    """
 
-    def __init__(self, plan: ClusterPlan) -> None:
+    def __init__(self, plan: ClusterPlan, added: tuple[str, ...] | None = None) -> None:
         be_urgent()
         self._plan = plan
         self._state = ClusterState.STARTING
@@ -76,7 +79,8 @@ class ControllerShell:
             f"{plan.home}/{AUDIT_FILE}" if plan.has_accounts and plan.home else None, SYSTEM_CLOCK
         )
         self._accounts = self._make_accounts() if plan.has_accounts else None
-        self._restarted = is_restart()
+        self._restarted = added is not None or is_restart()
+        self._added = frozenset(() if added is None or is_restart() else added)
         spawn(self._run(), "controller")
 
     async def ping(self) -> str:
@@ -115,6 +119,16 @@ class ControllerShell:
         """Actor name -> kills and creations by this controller, and whether it is stopped."""
         return self._supervisor.histories()
 
+    async def adopt(self, name: str) -> None:
+        """Look after an actor that somebody else has made: it is killed when it hangs, and Ray
+        starts it again.
+        """
+        await self._supervisor.attach(ActorSpec(name, object, (), None))
+
+    async def disown(self, name: str) -> None:
+        """The end of ``adopt``."""
+        self._supervisor.forget(name)
+
     # --- accounts ---
 
     async def accounts(self, _author: ChangeAuthor) -> dict[str, Any]:
@@ -152,6 +166,14 @@ class ControllerShell:
     async def start_copy(self, broker_name: str, replica: int) -> dict[str, Any]:
         """The end of ``stop_copy``; see ``ReplicaMaintenance.start``."""
         return await self._maintenance.start(broker_name, replica)
+
+    async def restart_copy(self, broker_name: str, replica: int, force: bool) -> dict[str, Any]:
+        """Stop and start one copy for its settings; see ``ReplicaMaintenance.restart``."""
+        return await self._maintenance.restart(broker_name, replica, force)
+
+    async def remove_copy(self, broker_name: str) -> None:
+        """A broker without slaves, before a take-over; see ``ReplicaMaintenance.remove``."""
+        await self._maintenance.remove(broker_name)
 
     async def start_copies(self) -> list[str]:
         """Start every copy that is stopped; their actors."""
@@ -216,6 +238,10 @@ class ControllerShell:
         is removed by the caller.
         """
         self._state = ClusterState.STOPPING
+        try:
+            await self._supervisor.close()
+        except ClusterError as error:
+            log.warning("the cluster is stopped all the same: %s", error)
         masters = self._elections.masters()
         await self._elections.close()
         others = others_of(self._plan, {}, may_create_stores=False)
@@ -249,7 +275,8 @@ class ControllerShell:
                 if self._state is ClusterState.STARTING:
                     self._error, self._state = None, ClusterState.SERVING
             except RmqError as error:
-                log.error("cluster %s did not start: %s", self._plan.cluster, error)
+                if str(error) != str(self._error):
+                    log.error("cluster %s did not start: %s", self._plan.cluster, error)
                 if self._state is ClusterState.STARTING:
                     self._error = error
                     self._state = ClusterState.STARTING if self._restarted else ClusterState.FAILED
@@ -258,11 +285,24 @@ class ControllerShell:
             await self._supervise()
 
     async def _supervise(self) -> None:
+        if self._restarted:
+            spawn(self._adopt_tables(), "archivists of tables")
         while self._state in (ClusterState.STARTING, ClusterState.SERVING):
             await asyncio.sleep(PING_INTERVAL_S)
             await asyncio.gather(
                 *(self._look_after(member) for member in self._supervisor.supervised())
             )
+
+    async def _adopt_tables(self) -> None:
+        while self._state in (ClusterState.STARTING, ClusterState.SERVING):
+            try:
+                for name in await gateway.archivists_beside(self._plan.cluster):
+                    await self.adopt(name)
+            except ClusterError as error:
+                log.warning("archivists of tables are not looked after yet: %s", error)
+                await asyncio.sleep(AGAIN_S)
+            else:
+                return
 
     async def _look_after(self, member: ActorSpec) -> None:
         if self._state in (ClusterState.STARTING, ClusterState.SERVING):
@@ -279,7 +319,12 @@ class ControllerShell:
             await self._supervisor.create(member)
         self._addresses = tuple([str(await self._address(member)) for member in servers])
         self._plan = self._plan.with_name_servers(self._addresses)
-        others = others_of(self._plan, self._known(), may_create_stores=not self._restarted)
+        others = others_of(
+            self._plan,
+            self._known(),
+            may_create_stores=not self._restarted,
+            may_create=self._added,
+        )
         for member in others:
             if self._supervisor.stopped(member.name) is None:
                 await self._supervisor.create(member)

@@ -37,6 +37,9 @@ from rmq_ray.store.tables.ledger import Entry, Ledger
 log = logging.getLogger("rmq_ray.controller")
 T = TypeVar("T")
 ATTEND_S = 0.3
+# who ceased to answer, or reads its disk again, is asked so often for a while: Ray starts a killed
+# process again within a second or two, and nobody sends meanwhile
+HURRY_S, HURRY_MS = 0.05, 5_000
 CALL_S = 1.0
 NODES_S = 1.0
 LEDGER_PAUSE_S = 1.0
@@ -77,6 +80,8 @@ class Election:
         self._news = asyncio.Event()
         self._stirred = [asyncio.Event() for _ in range(rules.replicas)]
         self._nodes: dict[int, str] = {}
+        self._settled_ms = [float("-inf")] * rules.replicas
+        """When each last said that it is master or slave."""
         self._unwritten = entry.standing is None
         self._tried: Standing | None = (
             None  # the disk may have it: completed before anything else is decided
@@ -215,8 +220,13 @@ class Election:
     async def _attend(self, replica: int) -> None:
         known = False
         while not self.over:
+            before_ms = self._settled_ms[replica]
             known = await self._call(replica, known)
-            await _either(self._stirred[replica], ATTEND_S)
+            settled_ms = self._settled_ms[replica]
+            hurries = (
+                settled_ms == before_ms and self._clock.monotonic_ms() - settled_ms <= HURRY_MS
+            )
+            await _either(self._stirred[replica], HURRY_S if hurries else ATTEND_S)
 
     async def _call(self, replica: int, known: bool) -> bool:
         """One call; whether it was answered. ``known``: so was the one before, so it still runs on
@@ -234,6 +244,8 @@ class Election:
         if self._is_stranger(replica, report):
             return True
         self.rules.answered(replica, call, report, self._clock.monotonic_ms())
+        if report.role is not Role.WAITING:
+            self._settled_ms[replica] = self._clock.monotonic_ms()
         self._news.set()
         return True
 

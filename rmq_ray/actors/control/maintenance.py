@@ -4,13 +4,15 @@ host that is switched off.
     stop   master with slaves: another copy is promoted ──> refuse sends, flush, close, unregister
            ─> actor removed ─> its hold service removed
     start  hold service and broker are created again, on the same store, or not at all
+    restart  both, at once: with the settings that this controller's plan has for it
 
 Decides in which order, and what must not be stopped without ``force``. Does not elect
 (``elections``) or make actors (``supervisor``). Which copies are stopped is not kept: a controller
 that starts again creates them.
 
 Invariants: one copy at a time; what is stopped is neither killed nor created by the supervisor; on
-return of ``stop`` its process is gone and its lock free.
+return of ``stop`` its process is gone and its lock free; what is restarted counts as away, not as
+stopped: clients wait for it.
 """
 
 from __future__ import annotations
@@ -85,6 +87,39 @@ class ReplicaMaintenance:
                 await self._end(self._member(name))
                 was = "failed"
             return {"was": was, "address": await self._start(name)}
+
+    async def restart(self, broker_name: str, replica: int, force: bool) -> dict[str, Any]:
+        """Stop this copy and start it with the settings of the plan; ``was`` and ``address``, once
+        it serves. One that is stopped stays so: ``address`` None.
+
+        Raises as ``stop`` and ``start`` do; a copy that does not come back is stopped then.
+        """
+        async with self._working:
+            name = names.broker(self._cluster, broker_name, replica)
+            if self._supervisor.stopped(name) is not None:
+                return {"was": "stopped", "address": None}
+            broker = self._member(name)
+            if broker.shell is ReplicaShell:
+                await self._leave(broker.arguments[0], force)
+            log.warning("%s is restarted for its settings", name)
+            self._supervisor.restarting.add(name)
+            try:
+                for member in (broker, self._hold(broker)):
+                    if member is not None:
+                        await self._end(member)
+                return {"was": "running", "address": await self._start(name)}
+            finally:
+                self._supervisor.restarting.discard(name)
+
+    async def remove(self, broker_name: str) -> None:
+        """Stop a broker without slaves, for a controller that takes over and makes it anew."""
+        async with self._working:
+            name = names.broker(self._cluster, broker_name, 0)
+            broker = self._supervisor.stopped(name) or self._member(name)
+            self._supervisor.restarting.add(name)
+            for member in (broker, self._hold(broker)):
+                if member is not None:
+                    await self._end(member)
 
     async def start_all(self) -> list[str]:
         """Every copy that is stopped, all at once; the names of their actors. One that does not

@@ -17,6 +17,7 @@ from rmq_ray.protocol.election.copies import needs_all, not_delivered
 
 MASTER, SLAVE, WAITING = "master", "slave", "waiting"
 SERVING, STOPPED, BROKEN = "serving", "stopped", "broken"
+RESTARTING = "restarting"
 
 
 def rows(
@@ -92,6 +93,8 @@ def said(actor: str, status: Mapping[str, Any]) -> str:
     since = f" since {local_time(status['since_ms'])}" if status.get("since_ms") else ""
     if not number.isdigit():
         return f"{state}{since}"
+    if state == RESTARTING:
+        return f"{state}{since}, for its settings"
     if state == STOPPED:
         return f"{state}{since}: {start} starts it"
     error = status.get("error")

@@ -27,7 +27,7 @@ log = logging.getLogger("rmq_ray.cluster")
 
 def await_controller(name: str, handle: Any, timeout_s: float) -> None:
     """Until the cluster serves; what made it FAILED otherwise."""
-    deadline = SYSTEM_CLOCK.monotonic_ms() + timeout_s * 1000
+    deadline, error = SYSTEM_CLOCK.monotonic_ms() + timeout_s * 1000, None
     while SYSTEM_CLOCK.monotonic_ms() < deadline:
         state, error = gateway.call(handle, "state", timeout_s=timeout_s)
         if state == ClusterState.SERVING.value:
@@ -36,8 +36,9 @@ def await_controller(name: str, handle: Any, timeout_s: float) -> None:
             raise error or ClusterError(f"cluster {name!r} did not start", name)
         SYSTEM_CLOCK.sleep_ms(POLL_MS)
     raise ClusterError(
-        f"cluster {name!r} did not serve within {timeout_s:.0f} s; it goes on starting: see "
-        f"`rmq-ray status` and `ray logs`",
+        f"cluster {name!r} did not serve within {timeout_s:.0f} s"
+        f"{'' if error is None else f' ({error})'}; it goes on starting: see `rmq-ray status` and "
+        f"`ray logs`",
         name,
     )
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -33,6 +33,7 @@ PING_TIMEOUT_S = 1.0
 GONE_MS, GONE_POLL_S = 10_000, 0.05
 MISSES_MAX = 3
 GRACE_MS = 15_000
+STORE_MS = 120_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,11 @@ class ActorSpec:
     arguments: tuple[Any, ...]
     resource: str | None
     key: str | None = None
+
+    @property
+    def may_make_store(self) -> bool:
+        """Whether an empty directory becomes a new store."""
+        return self.key is not None and bool(self.arguments[2])
 
     @property
     def again(self) -> ActorSpec:
@@ -72,10 +78,14 @@ def name_servers_of(plan: ClusterPlan) -> list[ActorSpec]:
 
 
 def others_of(
-    plan: ClusterPlan, known: Mapping[str, str], *, may_create_stores: bool
+    plan: ClusterPlan,
+    known: Mapping[str, str],
+    *,
+    may_create_stores: bool,
+    may_create: Collection[str] = (),
 ) -> list[ActorSpec]:
     """Hold services and brokers. ``known``: key -> identity of the store that must be there; who
-    has none may make one, if ``may_create_stores``.
+    has none may make one, if ``may_create_stores``, or if it is among ``may_create``.
     """
     found = []
     for key, config in plan.all_copies():
@@ -87,7 +97,8 @@ def others_of(
                 )
             )
         shell = ReplicaShell if config.broker_name in plan.replicas else BrokerShell
-        arguments = (config, plan.secret, may_create_stores and key not in known, known.get(key))
+        creates = (may_create_stores or key in may_create) and key not in known
+        arguments = (config, plan.secret, creates, known.get(key))
         found.append(
             ActorSpec(
                 names.broker(plan.cluster, config.broker_name, config.broker_id),
@@ -122,6 +133,10 @@ class PingHistory:
     grace_until_ms: float = 0.0
     kills: int = 0
     creations: int = 0
+    makes_store_until_ms: float = 0.0
+    """Until then, or its first answer, it may be making its store: a process that Ray starts again
+    makes none, so it is not killed for its silence.
+    """
 
     def observe(self, ping: Ping, now_ms: float) -> SupervisorAction:
         """Take one outcome and say what to do now.
@@ -130,6 +145,8 @@ class PingHistory:
         >>> [history.observe(Ping.SILENT, second * 1000).value for second in (1, 2, 3, 4)]
         ['none', 'none', 'kill', 'none']
         """
+        if ping is Ping.ANSWERED:
+            self.makes_store_until_ms = 0.0
         if ping is Ping.ANSWERED or ping is Ping.UNAVAILABLE:
             self.misses = 0
             return SupervisorAction.NONE
@@ -139,6 +156,8 @@ class PingHistory:
             self.grace_until_ms = now_ms + GRACE_MS
             self.creations += 1
             return SupervisorAction.CREATE
+        if now_ms < self.makes_store_until_ms:
+            return SupervisorAction.NONE
         self.misses += 1
         if self.misses < MISSES_MAX:
             return SupervisorAction.NONE
@@ -159,7 +178,12 @@ class Supervisor:
         self._renewed: set[str] = set()
         self._stopped: dict[str, ActorSpec] = {}
         self._stopped_ms: dict[str, int] = {}
+        self.restarting: set[str] = set()
+        """Of those that are stopped: who is started again without being asked for. Clients wait for
+        them as they do over a crash.
+        """
         self._making: Counter[str] = Counter()
+        self._closed = asyncio.Event()
 
     async def create(self, member: ActorSpec) -> None:
         """Make this actor, or attach to the one that runs; from now on it belongs here. One that is
@@ -167,21 +191,35 @@ class Supervisor:
 
         ``ClusterError`` while Ray cannot; what was stopped is stopped still.
         """
+        if self._closed.is_set():
+            raise ClusterError(f"{member.name} is not created: the cluster is stopped", member.name)
         stopped = self._stopped.get(member.name)
         self._making[member.name] += 1
         try:
             made = await gateway.create_in_thread(
                 member.shell, member.name, member.arguments, resource=member.resource
             )
+            if self._closed.is_set() or self._stopped.get(member.name) is not stopped:
+                log.warning("%s was stopped while it was created: it is ended again", member.name)
+                gateway.kill_worker(made)
+                return
         finally:
             self._making[member.name] -= 1
-        if self._stopped.get(member.name) is not stopped:
-            log.warning("%s was stopped while it was created: it is ended again", member.name)
-            gateway.kill_worker(made)
-            return
         self._stopped.pop(member.name, None)
+        self.restarting.discard(member.name)
         self._members[member.name], self._handles[member.name] = member.again, made
-        self._watches.setdefault(member.name, PingHistory())
+        history = self._watches.setdefault(member.name, PingHistory())
+        if member.may_make_store:
+            history.makes_store_until_ms = SYSTEM_CLOCK.monotonic_ms() + STORE_MS
+
+    async def close(self) -> None:
+        """Nobody is looked after or created any more; on return nobody is being created, either: an
+        actor that came behind the cluster's end would keep its name and its store.
+        """
+        self._closed.set()
+        deadline = SYSTEM_CLOCK.monotonic_ms() + GONE_MS
+        while making := +self._making:
+            await self._pause(deadline, f"{min(making)} is being created for {GONE_MS // 1000} s")
 
     async def attach(self, member: ActorSpec) -> None:
         """Keep the handle of this actor if it runs, before it can be known what it would be created
@@ -195,6 +233,11 @@ class Supervisor:
         ):
             self._attached[member.name], self._handles[member.name] = member, found
             self._watches.setdefault(member.name, PingHistory())
+
+    def forget(self, name: str) -> None:
+        """An actor that was attached to is looked after no longer."""
+        for kept in (self._attached, self._handles, self._watches):
+            kept.pop(name, None)
 
     async def renew(self, member: ActorSpec) -> None:
         """End this actor for good and make it anew with these arguments. ``ClusterError`` where Ray
@@ -258,12 +301,15 @@ class Supervisor:
         return list((self._attached | self._members).values())
 
     def histories(self) -> dict[str, dict[str, int]]:
-        """Actor name -> kills, creations, whether it is stopped (1), and since when."""
+        """Actor name -> kills, creations, whether it is stopped (1) or restarted for its settings
+        (1), and since when.
+        """
         return {
             name: {
                 "kills": watch.kills,
                 "creations": watch.creations,
-                "stopped": int(name in self._stopped),
+                "stopped": int(name in self._stopped and name not in self.restarting),
+                "restarting": int(name in self.restarting),
                 "since_ms": self._stopped_ms[name] if name in self._stopped else 0,
             }
             for name, watch in self._watches.items()
@@ -271,11 +317,11 @@ class Supervisor:
 
     async def look_after(self, member: ActorSpec) -> None:
         """One ping, and what follows from it."""
-        if member.name in self._renewed or member.name in self._stopped:
+        if self._closed.is_set() or member.name in self._renewed or member.name in self._stopped:
             return
         try:
             ping = await gateway.ping_handle(self.handle(member.name), PING_TIMEOUT_S)
-            if member.name in self._stopped:
+            if self._closed.is_set() or member.name in self._stopped:
                 return
             if (
                 ping is Ping.MISSING
@@ -284,9 +330,10 @@ class Supervisor:
             ):
                 self._handles[member.name] = found
                 return
-            await self._act(
-                member, self._watches[member.name].observe(ping, SYSTEM_CLOCK.monotonic_ms())
-            )
+            history = self._watches.get(member.name)
+            if history is None:  # it was forgotten meanwhile
+                return
+            await self._act(member, history.observe(ping, SYSTEM_CLOCK.monotonic_ms()))
         except ClusterError as error:
             log.warning("nothing is done about %s now: %s", member.name, error)
 

@@ -16,16 +16,16 @@ the value and the remedy, and all of them are found, not only the first.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rmq_ray.actors import gateway, names
-from rmq_ray.actors.control.plan import ClusterPlan, plan_of
-from rmq_ray.config import BrokerConfig, NameServerConfig
+from rmq_ray.actors.control.changes import PlannedChange, changes_of
+from rmq_ray.actors.control.plan import ClusterPlan
+from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import (
     ClusterError,
     ConfigError,
@@ -165,7 +165,9 @@ def judge_ledger(disk: Disk, path: str) -> str:
 
 LOOK_TIMEOUT_S = 30.0
 RAY_WORKER_PORTS = range(10_002, 20_000)
-_NOT_COMPARED = {"name_servers", "store", "hold_link", "send_hooks", "limits"}
+ASKED_S = 5.0
+
+log = logging.getLogger("rmq_ray.cluster")
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,13 +191,14 @@ class PlannedActor:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """All steps; ``running``: a cluster of this name runs; ``changes``: what the file says
-    otherwise than that cluster.
+    """All steps; ``running``: a cluster of this name runs; ``changes``: what the file makes of that
+    cluster; ``plan``: what it consists of, each copy as it runs now.
     """
 
     steps: tuple[PlannedActor, ...]
     running: bool
-    changes: tuple[str, ...]
+    changes: tuple[PlannedChange, ...]
+    plan: ClusterPlan | None = None
 
     def check(self) -> None:
         """Raise the first step's error."""
@@ -210,7 +213,7 @@ def survey(topology: Topology) -> Survey:
     """
     known = known_stores.read(topology)
     controller = gateway.find(names.controller(topology.cluster))
-    running: ClusterPlan | None = None if controller is None else gateway.call(controller, "plan")
+    running = None if controller is None else _as_it_runs(gateway.call(controller, "plan"))
     nodes = gateway.nodes()
     begun = running is not None
     steps = [
@@ -229,13 +232,35 @@ def survey(topology: Topology) -> Survey:
             ):
                 step = _refused(step, error)
             taken.append((copy, step))
-            if step.error is None and not begun:
+            if running is not None and copy.actor not in dict(running.all_copies()):
+                step = replace(step, action="create" if step.error is None else step.action)
+            if step.error is None and step.action == "create":
                 step = _with_disk(
                     topology, copy, step, known.get(copy.actor), copied=bool(spec.replicas)
                 )
             steps.append(step)
-    return Survey(
-        tuple(steps), begun, () if running is None else tuple(differences(topology, running))
+    changes = () if running is None else tuple(changes_of(topology, running))
+    return Survey(tuple(steps), begun, changes, running)
+
+
+def _as_it_runs(plan: ClusterPlan) -> ClusterPlan:
+    """The plan with what each copy goes by: a run that applied it may have been cut short. Who does
+    not answer is taken to be as the plan says.
+    """
+
+    def asked(config: BrokerConfig) -> BrokerConfig:
+        actor = gateway.find(names.broker(plan.cluster, config.broker_name, config.broker_id))
+        try:
+            found = actor and gateway.call(actor, "configured", timeout_s=ASKED_S)
+        except RmqError as error:
+            log.warning("settings of %s are not known: %s", config.broker_name, error)
+            return config
+        return found or config
+
+    return replace(
+        plan,
+        brokers=tuple(asked(config) for config in plan.brokers),
+        replicas={name: tuple(map(asked, copies)) for name, copies in plan.replicas.items()},
     )
 
 
@@ -263,29 +288,6 @@ def _clash(
                 (*copy.key, "resource"), same_node(topology, copy, other), copy.resource
             )
     return None
-
-
-def differences(topology: Topology, running: ClusterPlan) -> Iterator[str]:
-    """What a file says otherwise than a running cluster, a line each."""
-    wanted = plan_of(topology, b"", one_node=False)
-    yield from _member_changes(dict(wanted.all_copies()), dict(running.all_copies()))
-    numbered = [
-        {f"name-server-{i}": config for i, config in enumerate(plan.name_servers)}
-        for plan in (wanted, running)
-    ]
-    yield from _member_changes(numbered[0], numbered[1])
-    for name in sorted(wanted.resources.keys() | running.resources.keys()):
-        old, new = running.resources.get(name), wanted.resources.get(name)
-        if old != new:
-            yield f"{name}: resource {old} -> {new}"
-    if wanted.ledger != running.ledger:
-        yield f"controller: store {running.ledger} -> {wanted.ledger}"
-    if wanted.accounts != running.accounts:
-        yield f"accounts {running.accounts} -> {wanted.accounts}"
-    for field in fields(wanted.failover):
-        before, after = getattr(running.failover, field.name), getattr(wanted.failover, field.name)
-        if before != after:
-            yield f"failover: {field.name} {before} -> {after}"
 
 
 def _step(
@@ -415,28 +417,3 @@ def _with_line(topology: Topology, key: Key, step: PlannedActor, error: RmqError
 
 def _refused(step: PlannedActor, error: RmqError) -> PlannedActor:
     return replace(step, action="refuse", error=error)
-
-
-def _member_changes(wanted: Mapping[str, Any], running: Mapping[str, Any]) -> Iterator[str]:
-    for name in [*wanted, *(name for name in running if name not in wanted)]:
-        if name not in running:
-            yield f"{name}: is new"
-        elif name not in wanted:
-            yield f"{name}: is gone from the file"
-        else:
-            yield from (f"{name}: {change}" for change in _changes(wanted[name], running[name]))
-
-
-def _changes(wanted: BrokerConfig | NameServerConfig, running: Any) -> Iterator[str]:
-    pairs: list[tuple[Any, Any]] = [(wanted, running)]
-    if isinstance(wanted, BrokerConfig):
-        pairs.append((wanted.store, running.store))
-    for new, old in pairs:
-        for field in fields(new):
-            one, other = getattr(old, field.name), getattr(new, field.name)
-            if field.name in _NOT_COMPARED or (field.name == "host" and not other):
-                continue
-            if one != other:
-                yield (
-                    f"{field.name} {getattr(one, 'value', one)} -> {getattr(other, 'value', other)}"
-                )

@@ -14,7 +14,7 @@ from typing import Any
 import click
 from click.shell_completion import get_completion_class
 
-from rmq_ray.cli.context import Options
+from rmq_ray.cli.base.context import Options
 from rmq_ray.errors import ClusterError
 
 PROGRAM, VARIABLE = "rmq-ray", "_RMQ_RAY_COMPLETE"

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from rmq_ray.cli.context import Options, pass_options, told
+from rmq_ray.cli.base.context import Options, pass_options, told
 from rmq_ray.errors import ConfigError
 
 NAME_SERVER = "n=namesrvAddr"
@@ -70,8 +70,10 @@ CLOSEST = {
     "group lag": "getConsumerStatus",
     "message find": "queryMsgByOffset",
     "metrics": "exportMetrics startMonitoring statsAll",
-    "plan --config rmq.toml": "updateBrokerConfig",
-    "status --format json": "exportConfigs getBrokerConfig",
+    "broker settings": "getBrokerConfig",
+    "broker set": "updateBrokerConfig",
+    "group alter": "updateSubGroup",
+    "status --format json": "exportConfigs",
     "store dump": "queryCq",
     "topic delete": "cleanUnusedTopic",
     "topic describe": "topicRoute",

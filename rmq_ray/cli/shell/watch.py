@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import functools
 import io
+import signal
 import sys
-from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from typing import Any, TypeVar
 
 import click
 
-from rmq_ray.cli.context import Options, show_error
+from rmq_ray.cli.base.context import Options, show_error
 from rmq_ray.clock import SYSTEM_CLOCK, local_time
 from rmq_ray.errors import RmqError
 
@@ -42,31 +43,63 @@ def watched(command: F) -> F:
         show = functools.partial(command, options, *arguments, **given)
         if every_s is None:
             return show()
-        with suppress(KeyboardInterrupt):  # that is how it ends, as `consume`
-            _watch(options, every_s, show)
+        watch_rounds(options, every_s, show)
 
     return wrapped  # type: ignore[return-value]
 
 
-def _watch(options: Options, every_s: float, show: Callable[[], Any]) -> None:
+def watch_rounds(options: Options, every_s: float, show: Callable[[], Any]) -> None:
+    """Show it again and again, until Ctrl-C, which waits for what is just being asked; a second one
+    does not.
+    """
     title = f"every {every_s:g} s: {_words(click.get_current_context())}"
     as_json = options.style == "json"
     redrawn = sys.stdout.isatty() and not as_json
-    while True:  # ends by Ctrl-C
-        head = f"{local_time(SYSTEM_CLOCK.now_ms())}  {title}"
-        if redrawn:
-            said = io.StringIO()
-            with redirect_stdout(said), redirect_stderr(said):
-                _round(options, show)
-            click.clear()
-            click.echo(f"{head}\n{said.getvalue()}", nl=False)
-        else:
-            if not as_json:
-                click.echo(head)
+    with suppress(KeyboardInterrupt):
+        while True:  # ends by Ctrl-C
+            with _uninterrupted():
+                _show_once(options, title, redrawn, as_json, show)
+            SYSTEM_CLOCK.sleep_ms(every_s * 1000)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C is an exception at the block's end: in the middle of anything one might meet a
+    finaliser, which prints and forgets it. A second one does not wait.
+    """
+    pressed = False
+
+    def press(*_: object) -> None:
+        nonlocal pressed
+        if pressed:
+            raise KeyboardInterrupt
+        pressed = True
+
+    before = signal.signal(signal.SIGINT, press)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed:
+        raise KeyboardInterrupt
+
+
+def _show_once(
+    options: Options, title: str, redrawn: bool, as_json: bool, show: Callable[[], Any]
+) -> None:
+    head = f"{local_time(SYSTEM_CLOCK.now_ms())}  {title}"
+    if redrawn:
+        said = io.StringIO()
+        with redirect_stdout(said), redirect_stderr(said):
             _round(options, show)
-            if not as_json:
-                click.echo()
-        SYSTEM_CLOCK.sleep_ms(every_s * 1000)
+        click.clear()
+        click.echo(f"{head}\n{said.getvalue()}", nl=False)
+        return
+    if not as_json:
+        click.echo(head)
+    _round(options, show)
+    if not as_json:
+        click.echo()
 
 
 def _round(options: Options, show: Callable[[], Any]) -> None:

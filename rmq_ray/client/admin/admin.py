@@ -7,7 +7,7 @@ values where programs do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any
@@ -17,16 +17,21 @@ import msgpack
 from rmq_ray.client.admin.access_control import AccessControl
 from rmq_ray.client.admin.admin_groups import AdminGroups
 from rmq_ray.client.admin.admin_link import POLL_MS, accepted, body_of
+from rmq_ray.client.admin.admin_settings import AdminSettings
 from rmq_ray.codec.record import decode_record, parse_offset_message_id, record_row
 from rmq_ray.errors import AdminError, ClientError
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.model.topics import (
+    BOUND_MAX,
     DEFAULT_TOPIC,
     DLQ_PREFIX,
     REPLY_SUFFIX,
     RESERVE_TIME,
     RETENTION_HOURS_MAX,
     RETRY_PREFIX,
+    SLOT_BYTES,
+    SLOTS,
+    SLOTS_GROUP,
     SYSTEM_TOPICS,
     TRACE_TOPIC,
     Permission,
@@ -35,7 +40,7 @@ from rmq_ray.model.topics import (
 )
 from rmq_ray.model.trace import decode
 from rmq_ray.protocol.scan.scan_positions import Where
-from rmq_ray.protocol.validators import check_topic
+from rmq_ray.protocol.validators import check_group, check_topic
 from rmq_ray.remoting.wire.bodies import decode_route, decode_topic_configs, decode_topic_list
 from rmq_ray.remoting.wire.bodies_admin import (
     RETENTION_FIELD,
@@ -58,10 +63,9 @@ _END_OF_TIME_MS = (1 << 63) - 1
 CHUNK_BYTES = 8 << 20
 ROWS_MAX = 50_000_000
 _WRITE = int(Permission.WRITE)
-_NO_OWN = f"-{RESERVE_TIME}"
 
 
-class Admin(AdminGroups):
+class Admin(AdminGroups, AdminSettings):
     """Topics, groups, offsets and messages of a cluster: ``mq.admin``.
 
     Blocks, from any thread; a request may take ``timeout_ms`` (10,000). Besides what each method
@@ -90,7 +94,7 @@ class Admin(AdminGroups):
         }
         return sorted(name for name in names if not _is_system(name, own))
 
-    def create_topic(
+    def create_topic(  # noqa: PLR0913 - the settings of a topic
         self,
         name: str,
         queues: int = 4,
@@ -100,10 +104,17 @@ class Admin(AdminGroups):
         permission: int = 6,
         order: bool = False,
         retention_hours: int | None = None,
+        slots: int | None = None,
+        slot_bytes: int | None = None,
+        slots_group: str | None = None,
     ) -> None:
         """Create or change a topic on every master. ``queues``: per broker, for reading and
         writing. ``retention_hours``: older messages are not handed out any more; 0 = as long as the
         store keeps its log, which is the most there is; None leaves it.
+
+        ``slots``, ``slot_bytes``: senders wait while so many messages, or bytes of records, on a
+        broker are not acknowledged by ``slots_group`` ("": by the slowest group that has a
+        position), and get ``TopicFull`` at their time-out; 0 = unbounded, None leaves it.
 
         On return every broker has it on disk and the name servers know it. Raises ``ClientError``
         for a name that RocketMQ refuses, ``AdminError`` where a broker refused.
@@ -113,10 +124,11 @@ class Admin(AdminGroups):
             queues if count is None else count for count in (read_queues, write_queues)
         )
         _check_settings((reading, writing), permission, retention_hours)
+        changes = _own_changes(retention_hours, slots, slot_bytes, slots_group)
         config = TopicConfig(name, reading, writing, permission, order=order)
         masters = self.masters()
         for broker, address in masters.items():
-            self._put_topic(broker, address, config, retention_hours)
+            self._put_topic(broker, address, config, changes)
         self._wait_for_route(name, dict.fromkeys(masters, (reading, writing, permission)))
 
     def alter_topic(
@@ -126,6 +138,9 @@ class Admin(AdminGroups):
         queues: int | None = None,
         permission: int | None = None,
         retention_hours: int | None = None,
+        slots: int | None = None,
+        slot_bytes: int | None = None,
+        slots_group: str | None = None,
     ) -> None:
         """Change what is given of a topic, on every master that has it, and leave the rest; see
         ``create_topic``. ``TopicNotFound`` where no broker has it.
@@ -136,6 +151,7 @@ class Admin(AdminGroups):
             6 if permission is None else permission,
             retention_hours,
         )
+        changes = _own_changes(retention_hours, slots, slot_bytes, slots_group)
         masters = self.masters()
         known = {b: topics[name] for b, topics in self.topic_configs().items() if name in topics}
         if not known:
@@ -148,16 +164,13 @@ class Admin(AdminGroups):
                 write_queues=config.write_queues if queues is None else queues,
                 permission=config.permission if permission is None else permission,
             )
-            self._put_topic(broker, masters[broker], changed, retention_hours)
+            self._put_topic(broker, masters[broker], changed, changes)
             made[broker] = (changed.read_queues, changed.write_queues, changed.permission)
         self._wait_for_route(name, made)
 
     def _put_topic(
-        self, broker: str, address: Address, config: TopicConfig, retention_hours: int | None
+        self, broker: str, address: Address, config: TopicConfig, changes: str | None
     ) -> None:
-        attributes = None
-        if retention_hours is not None:
-            attributes = f"+{RESERVE_TIME}={retention_hours}" if retention_hours else _NO_OWN
         header = CreateTopicHeader(
             topic=config.name,
             default_topic=DEFAULT_TOPIC,
@@ -167,7 +180,7 @@ class Admin(AdminGroups):
             filter_type=config.filter_type,
             sys_flag=config.sys_flag,
             order=config.order,
-            attributes=attributes,
+            attributes=changes,
         )
         self._ask(
             address,
@@ -309,7 +322,7 @@ class Admin(AdminGroups):
                 (ResponseCode.QUERY_NOT_FOUND,),
             )
             if answer.code == ResponseCode.SUCCESS:
-                rows += _rows(broker, body_of(answer))
+                rows += rows_of(broker, body_of(answer))
         return sorted(rows, key=lambda row: (-int(row["store_ms"]), -int(row["log_offset"])))[
             :limit
         ]
@@ -321,27 +334,7 @@ class Admin(AdminGroups):
         Columns: ``time_ms``, ``kind`` (Pub, SubBefore, SubAfter, EndTransaction), ``group``,
         ``message_id`` and the record's other fields.
         """
-        found = self.find_messages(topic, message_id, limit=FOUND_MAX)
-        records = {record for row in found if row["body"] for record in decode(row["body"])}
-        wanted = [
-            record
-            for record in records
-            if message_id == record.message_id or message_id in record.keys.split()
-        ]
-        rows = [
-            {
-                "time_ms": record.ms,
-                "kind": type(record).__name__,
-                "group": record.group,
-                **asdict(record),
-            }
-            for record in wanted
-        ]
-        for row in rows:
-            del row["ms"]
-        return sorted(
-            rows, key=lambda row: (row["time_ms"], row["kind"] in ("SubAfter", "EndTransaction"))
-        )
+        return trace_rows(self.find_messages(topic, message_id, limit=FOUND_MAX), message_id)
 
     def message_at(self, offset_message_id: str) -> dict[str, Any]:
         """The message with an offset message id (``SendResult.offset_message_id``): broker address
@@ -367,7 +360,7 @@ class Admin(AdminGroups):
         command = Command(
             RequestCode.VIEW_MESSAGE_BY_ID, fields=ViewMessageHeader(offset=log_offset).to_fields()
         )
-        return _rows(
+        return rows_of(
             broker,
             body_of(
                 self._ask(
@@ -451,6 +444,15 @@ class Admin(AdminGroups):
             f"broker {broker} did not begin to clean",
         )
 
+    def note_change(self, fields: Mapping[str, str]) -> None:
+        """A line in the audit log of the first broker, of what is about to be done: ``change``,
+        the ``topic`` or ``group`` that it is done to, and more. For administrators.
+        """
+        masters = self.masters()
+        broker = min(masters)
+        command = Command(RequestCode.NOTE_CHANGE, fields=dict(fields))
+        self._ask(masters[broker], command, f"broker {broker} did not note it")
+
     def broker_status(self, broker: str) -> dict[str, Any]:
         """What the master tells of itself (operations: status)."""
         answer = self._ask(
@@ -521,6 +523,35 @@ def _check_settings(queues: Sequence[object], permission: object, retention_hour
         )
 
 
+def _own_changes(
+    retention_hours: int | None, slots: int | None, slot_bytes: int | None, slots_group: str | None
+) -> str | None:
+    """The changes of attributes as RocketMQ 5 writes them, None for none. ``ClientError`` for what
+    no broker would take.
+    """
+    for name, value in (("slots", slots), ("slot_bytes", slot_bytes)):
+        if value is not None and (type(value) is not int or not 0 <= value <= BOUND_MAX):
+            raise ClientError(
+                f"{name} must be a whole number, or 0 for a topic without a bound, not "
+                f"{value!r:.80}",
+                repr(value)[:80],
+            )
+    if slots_group:
+        check_group(slots_group)
+    wanted = {
+        RESERVE_TIME: retention_hours,
+        SLOTS: slots,
+        SLOT_BYTES: slot_bytes,
+        SLOTS_GROUP: slots_group,
+    }
+    changes = [
+        f"+{name}={value}" if value else f"-{name}"
+        for name, value in wanted.items()
+        if value is not None
+    ]
+    return ",".join(changes) or None
+
+
 def _is_system(name: str, own: set[str]) -> bool:
     return (
         name in SYSTEM_TOPICS
@@ -530,8 +561,28 @@ def _is_system(name: str, own: set[str]) -> bool:
     )
 
 
-def _rows(broker: str, body: Buffer) -> list[dict[str, Any]]:
-    """Records back to back."""
+def trace_rows(found: Iterable[Mapping[str, Any]], message_id: str) -> list[dict[str, Any]]:
+    """What ``message_trace`` returns, of the trace messages that were found."""
+    records = {record for row in found if row["body"] for record in decode(row["body"])}
+    rows = [
+        {
+            "time_ms": record.ms,
+            "kind": type(record).__name__,
+            "group": record.group,
+            **asdict(record),
+        }
+        for record in records
+        if message_id == record.message_id or message_id in record.keys.split()
+    ]
+    for row in rows:
+        del row["ms"]
+    return sorted(
+        rows, key=lambda row: (row["time_ms"], row["kind"] in ("SubAfter", "EndTransaction"))
+    )
+
+
+def rows_of(broker: str, body: Buffer) -> list[dict[str, Any]]:
+    """Records back to back, as ``find_messages`` has them."""
     rows = []
     data = bytes(body)
     at = 0

@@ -48,6 +48,7 @@ from rmq_ray.remoting.wire.headers import (
 )
 
 FIRST, LAST = "first", "last"
+RETRIES_MAX = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,12 +275,13 @@ class AdminGroups(AdminLink):
         )
         return parse(body_of(answer))
 
-    def running_info(self, group: str, client_id: str) -> dict[str, Any]:
+    def running_info(self, group: str, client_id: str, *, stacks: bool = False) -> dict[str, Any]:
         """What a running member says of itself, RocketMQ's members: ``properties``, ``mqTable``,
-        ``statusTable``. ``AdminError`` where it does not run.
+        ``statusTable``, ``subscriptionSet``, and with ``stacks`` where its threads stand
+        (``jstack``). ``AdminError`` where it does not run.
         """
         check_group(group)
-        fields = RunningInfoHeader(group, client_id).to_fields()
+        fields = RunningInfoHeader(group, client_id, stacks).to_fields()
         refusal: AdminError | None = None
         for broker, address in self.masters().items():
             try:
@@ -292,6 +294,13 @@ class AdminGroups(AdminLink):
             except AdminError as error:
                 refusal = error
         raise refusal or AdminError(f"{client_id} is no member of {group!r}", group)
+
+    def create_group(self, group: str) -> None:
+        """Make the group known to every master that does not know it; the others keep its
+        settings. Consumers need none: theirs is made when they come.
+        """
+        check_group(group)
+        self._make_known(group)
 
     def delete_group(self, group: str) -> None:
         """Forget the group and its positions on every master. ``AdminError`` while a consumer of it

@@ -23,6 +23,7 @@ their own (``dead_letters``).
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.client.outgoing.send_future import SendFuture
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.client.pull.pull_consumer import PullConsumer
+from rmq_ray.clock import SYSTEM_CLOCK, Clock
 from rmq_ray.errors import AdminError, ClientError, GroupNotFound, TopicNotFound
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import RESERVED_PROPERTIES, RETRY_TOPIC, Message
@@ -133,7 +135,47 @@ def _oldest_first(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 POSITION_GROUP = "rmq-ray-dlq"
 """Whose committed offsets say how far resending came."""
 PAGE_MESSAGES = 256
+RATE_MAX = 1_000_000
+PARTS_A_SECOND = 10
 SEND_WAIT_S = 60.0  # beyond every time-out of the producer
+
+
+class SendRate:
+    """So many messages a second, until ``stop``; ``sent`` counts them. Of one resending."""
+
+    def __init__(self, per_second: float, clock: Clock = SYSTEM_CLOCK) -> None:
+        if not 0 < per_second <= RATE_MAX:
+            raise ClientError(
+                f"the rate must be more than 0 and at most {RATE_MAX} messages a second, not "
+                f"{per_second}",
+                per_second,
+            )
+        self._clock = clock
+        self._rate = per_second
+        self._next_ms = clock.monotonic_ms()
+        self._ended = threading.Event()
+        self.sent = 0
+
+    @property
+    def stopped(self) -> bool:
+        """Whether somebody ended it."""
+        return self._ended.is_set()
+
+    def stop(self) -> None:
+        """Nothing more is sent; from any thread."""
+        self._ended.set()
+
+    def parts(self, messages: list[MessageExt]) -> Iterator[list[MessageExt]]:
+        """The messages in parts, each when its time has come."""
+        size = max(1, int(self._rate / PARTS_A_SECOND))
+        for begin in range(0, len(messages), size):
+            part = messages[begin : begin + size]
+            late_ms = self._clock.monotonic_ms() - self._next_ms
+            if self._ended.wait(max(0.0, -late_ms / 1000)):
+                return
+            self._next_ms += max(late_ms, 0.0) + 1000 * len(part) / self._rate
+            yield part
+            self.sent += len(part)
 
 
 def origin_topic(message: MessageExt) -> str | None:
@@ -187,13 +229,15 @@ class DeadLetters(Admin):
         again: bool = False,
         limit: int | None = None,
         execute: bool = False,
+        pace: SendRate | None = None,
     ) -> dict[str, int]:
         """Send dead letters to the topics that they were first sent to; returns topic -> how many,
         of what would be sent without ``execute``.
 
         Those that were not resent yet, at most ``limit``; all of them with ``again``; or exactly
-        those with ``message_ids``. ``AdminError`` where one names no topic, or an id is not there
-        (nothing is sent then). What a send raises ends it; what went before counts as resent.
+        those with ``message_ids``. ``pace``: how fast, and until when. ``AdminError`` where one
+        names no topic, or an id is not there (nothing is sent then). What a send raises ends it;
+        what went before counts as resent.
         """
         if message_ids:
             return self._resend_these(group, set(message_ids), execute)
@@ -203,12 +247,14 @@ class DeadLetters(Admin):
             begins = self._positions(dlq_topic(group))
             for page, queue in self._pages(group, again):
                 chosen = page if left < 0 else page[:left]
-                for message in chosen:
-                    topic = _required_topic(message)
-                    counts[topic] = counts.get(topic, 0) + 1
-                if execute:
-                    self._send(producer, chosen, queue, begins.get(queue, 0))
-                if left >= 0 and (left := left - len(chosen)) == 0:
+                for part in [chosen] if pace is None or not execute else pace.parts(chosen):
+                    for message in part:
+                        topic = _required_topic(message)
+                        counts[topic] = counts.get(topic, 0) + 1
+                    if execute:
+                        self._send(producer, part, queue, begins.get(queue, 0))
+                left -= len(chosen) if left >= 0 else 0
+                if left == 0 or (pace is not None and pace.stopped):
                     break
         return counts
 

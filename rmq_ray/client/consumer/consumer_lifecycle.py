@@ -24,7 +24,7 @@ from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Any, Generic, Protocol, Self, TypeVar
 
-from rmq_ray.client.consumer.flow_control import Pausable
+from rmq_ray.client.consumer.assigned_queue import Pausable
 from rmq_ray.client.consumer.subscriptions import SubscriptionTable
 from rmq_ray.client.instance.client_instance import ClientInstance, ServiceState
 from rmq_ray.clock import Clock
@@ -170,7 +170,7 @@ class GroupConsumer(ABC, Generic[E]):
     ``name``: as errors call it; ``anew``: makes the same consumer again, not started.
     """
 
-    def __init__(  # noqa: PLR0913 - what every consumer is given
+    def __init__(
         self,
         name: str,
         group: str,

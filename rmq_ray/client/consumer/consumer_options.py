@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -320,3 +321,23 @@ def as_ms(moment: object) -> int:
     raise ConfigError(
         f"a moment must be a datetime or ms since 1970, not {moment!r:.80}", repr(moment)[:80]
     )
+
+
+log = logging.getLogger("rmq_ray.client.rebalance")
+
+
+def tell_beginning(group: str, topic: str, messages: int) -> None:
+    """The group begins at the end of the topic, or of some of its queues: so many messages lie
+    before that.
+    """
+    if messages:
+        log.warning(
+            "group %r begins at the end of %r: the %d messages that are there are not read; "
+            "start_from='first' of a new group reads them, and `rmq-ray group seek %s %s --to "
+            "first --execute` goes back to them",
+            group,
+            topic,
+            messages,
+            group,
+            topic,
+        )

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rmq_ray.client.consumer.assigned_queue import AssignedQueues
-from rmq_ray.client.consumer.flow_control import FlowControl, PauseTable
+from rmq_ray.client.consumer.assigned_queue import AssignedQueues, FlowControl, PauseTable
 from rmq_ray.client.consumer.offset_store import OffsetStore
 from rmq_ray.client.consumer.subscriptions import SubscriptionTable
 from rmq_ray.client.instance.client_instance import ClientInstance
-from rmq_ray.client.instance.delayed import DelayedCalls
+from rmq_ray.client.instance.timers import DelayedCalls
 from rmq_ray.clock import Clock
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.model.topics import RETRY_PREFIX

@@ -8,8 +8,8 @@ Decides which value wins (``increase_only``) and whom it is told to. Does not de
 is: ``protocol.process_queue`` does. A broadcasting consumer keeps its offsets in a file instead
 (``client.consumer.local_offset_store``).
 
-Invariants: with ``increase_only`` a value never falls; what the broker told is never above what it
-stores; nothing is written for a queue that was removed.
+Invariants: with ``increase_only`` a value never falls, nor does the broker's by it; what the broker
+told is never above what it stores; nothing is written for a queue that was removed.
 """
 
 from __future__ import annotations
@@ -69,6 +69,12 @@ class OffsetStore(ABC):
         the memory is remembered.
         """
 
+    def epoch(self, queue: MessageQueue) -> int:
+        """Of the broker's log, in which the offset that was read last holds; 0 = not known. Who
+        begins there is told if the log was cut before the first pull.
+        """
+        return 0
+
     @abstractmethod
     def persist(self, queue: MessageQueue) -> bool:
         """Hand this queue's offset over and wait until it is taken; False when that failed (or
@@ -98,21 +104,38 @@ class RemoteOffsetStore(OffsetStore):
     """Offsets of a clustering group: the master of each broker name keeps those of its queues.
 
     ``lock_epoch``: under which lock of a queue its offset was reached, None where it is not
-    consumed in order.
+    consumed in order. ``log_epoch``: the log's epoch as the queue's last answer told it, so that
+    what was read of a log that was cut since counts for nothing; 0 where it is not known.
+    ``may_lower``: a commit may be lower than what is stored although nothing was moved.
     """
 
     at_brokers: ClassVar[bool] = True
+    may_lower: ClassVar[bool] = False
 
     def __init__(
         self,
         group: str,
         client: ClientInstance,
         lock_epoch: Callable[[MessageQueue], int | None] | None = None,
+        log_epoch: Callable[[MessageQueue], int] | None = None,
     ) -> None:
         super().__init__()
         self._group = group
         self._client = client
         self._lock_epoch = lock_epoch
+        self._log_epoch = log_epoch
+        self._epochs: dict[MessageQueue, int] = {}
+        self._moved: set[MessageQueue] = set()
+        """Of what somebody wanted to be lower, perhaps, than what is stored; until they are given
+        away, since a broker that restarts may have forgotten it.
+        """
+
+    def update(self, queue: MessageQueue, offset: int, increase_only: bool = True) -> None:
+        """See ``OffsetStore``."""
+        if not increase_only:
+            with self._lock:
+                self._moved.add(queue)
+        super().update(queue, offset, increase_only)
 
     def read(self, queue: MessageQueue, where: ReadOffset) -> int:
         """See ``OffsetStore``."""
@@ -121,23 +144,25 @@ class RemoteOffsetStore(OffsetStore):
             return NO_STORED_OFFSET if known is None else known
         if where is ReadOffset.MEMORY_FIRST and known is not None:
             return known
+        self._epochs.pop(queue, None)
         try:
             found = self._ask(queue)
         except RemotingError as error:
             log.warning("offset of group %s in %s could not be read: %s", self._group, queue, error)
             return OFFSET_UNKNOWN
         if found >= 0:
-            self.update(queue, found, increase_only=False)
+            with self._lock:
+                self._offsets[queue] = found
         return found
 
     def persist(self, queue: MessageQueue) -> bool:
         """See ``OffsetStore``. Waits up to 5 s."""
         offset = self._offsets.get(queue)
-        address = self._client.broker_address(queue.broker_name)
+        address = self._client.routes.broker_address(queue.broker_name)
         if offset is None or address is None:
             return False
         try:
-            answer = self._client.invoke(
+            answer = self._client.link.invoke(
                 address, self._update_command(queue, offset), REQUEST_TIMEOUT_MS
             )
         except RemotingError as error:
@@ -164,15 +189,16 @@ class RemoteOffsetStore(OffsetStore):
         with self._lock:
             for queue in [known for known in self._offsets if known not in kept]:
                 del self._offsets[queue]
+            self._moved &= kept
             table = sorted(self._offsets.items())
         for queue, offset in table:
-            address = self._client.broker_address(queue.broker_name)
+            address = self._client.routes.broker_address(queue.broker_name)
             if address is None:
                 continue
             command = self._update_command(queue, offset)
             command.flag |= FLAG_ONEWAY
             try:
-                self._client.oneway(address, command)
+                self._client.link.oneway(address, command)
             except RemotingError as error:
                 log.info(
                     "offset %d of group %s in %s not sent, next time again: %s",
@@ -182,17 +208,23 @@ class RemoteOffsetStore(OffsetStore):
                     error,
                 )
 
+    def epoch(self, queue: MessageQueue) -> int:
+        """See ``OffsetStore``."""
+        return self._epochs.get(queue, 0)
+
     def _ask(self, queue: MessageQueue) -> int:
         # a slave's table is seconds old: messages may come again
         address = self._client.reading_address(queue.broker_name)
         if address is None:
             return OFFSET_UNKNOWN
-        header = QueryOffsetHeader(self._group, queue.topic, queue.queue_id)
+        header = QueryOffsetHeader(self._group, queue.topic, queue.queue_id, with_epoch=True)
         answer = self._client.invoke(
             address, Command(RequestCode.QUERY_CONSUMER_OFFSET, fields=header.to_fields())
         )
         if answer.code == ResponseCode.SUCCESS:
-            return OffsetAnswer.from_fields(answer.fields).offset
+            told = OffsetAnswer.from_fields(answer.fields)
+            self._epochs[queue] = told.log_epoch or 0
+            return told.offset
         if answer.code == ResponseCode.QUERY_NOT_FOUND:
             return NO_STORED_OFFSET
         log.warning(
@@ -212,5 +244,7 @@ class RemoteOffsetStore(OffsetStore):
             offset,
             None if self._lock_epoch is None else self._lock_epoch(queue),
             self._client.client_id,
+            None if self._log_epoch is None else self._log_epoch(queue) or None,
+            None if self.may_lower or queue in self._moved else True,
         )
         return Command(RequestCode.UPDATE_CONSUMER_OFFSET, fields=header.to_fields())

@@ -16,6 +16,7 @@ message is consumed directly at a time, a second request is refused.
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
@@ -37,16 +38,21 @@ from rmq_ray.client.messages.listener import (
     judge,
     judge_orderly,
 )
-from rmq_ray.client.messages.received import MessageExt, Page
+from rmq_ray.client.messages.received import MessageExt, PulledPage
 from rmq_ray.codec.record import decode_record
 from rmq_ray.errors import RmqError
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.remoting.wire import bodies_admin
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Command
-from rmq_ray.remoting.wire.headers import ConsumeDirectlyHeader, ConsumerStatusHeader
+from rmq_ray.remoting.wire.headers import (
+    ConsumeDirectlyHeader,
+    ConsumerStatusHeader,
+    RunningInfoHeader,
+)
 
 REMARK_CHARS_MAX = 2_000
+STACK_FRAMES_MAX = 20
 CLIENT_VERSION = "V4_9_7"
 ORDERLY = "PROP_CONSUMEORDERLY"
 
@@ -73,6 +79,13 @@ class OperatorRequests:
         self._reset_to = reset
         self._listener = listener
         self._direct = threading.Lock()
+        self._asked: tuple[float, dict[str, tuple[int, int, int]]] = (
+            parts.clock.monotonic_ms(),
+            {},
+        )
+        """When 307 was answered last, and what was consumed, failed and pulled by then, by
+        topic.
+        """
         self._handlers: dict[int, Callable[[Command, Address], Command | None]] = {
             RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self._reset,
             RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self._status,
@@ -129,18 +142,45 @@ class OperatorRequests:
                 "cachedMsgSizeInMiB": process.body_bytes >> 20,
                 "commitOffset": max(0, committed),
                 "droped": process.dropped,
-                "lastConsumeTimestamp": 0,
-                "lastLockTimestamp": 0,
+                "lastConsumeTimestamp": process.last_consume_ms,
                 "lastPullTimestamp": process.last_pull_ms,
                 "locked": work.lease is not None,
-                "transactionMsgCount": 0,
-                "transactionMsgMaxOffset": 0,
-                "transactionMsgMinOffset": 0,
-                "tryUnlockTimes": 0,
             }
-        return command.answer(
-            fields={}, body=bodies_admin.encode_running_info(properties, queues, {})
+            if work.lease is not None:
+                age_ms = parts.clock.monotonic_ms() - work.lease.asked_ms
+                queues[queue]["lastLockTimestamp"] = int(parts.clock.now_ms() - age_ms)
+        stacks = None
+        if RunningInfoHeader.from_fields(command.fields).jstack_enable:
+            stacks = _stacks()
+        body = bodies_admin.encode_running_info(
+            properties, queues, self._rates(), parts.subscriptions.all(), stacks
         )
+        return command.answer(fields={}, body=body)
+
+    def _rates(self) -> dict[str, dict[str, float]]:
+        """By topic, of the queues that are held: messages a second since somebody asked last."""
+        counts: dict[str, tuple[int, int, int]] = {}
+        for queue, work in self._parts.assigned.snapshot().items():
+            done, failed, pulled = counts.get(queue.topic, (0, 0, 0))
+            counter = work.counters
+            counts[queue.topic] = (
+                done + counter.consumed_ok,
+                failed + counter.consumed_failed,
+                pulled + counter.pulled,
+            )
+        now_ms = self._parts.clock.monotonic_ms()
+        (then_ms, before), self._asked = self._asked, (now_ms, counts)
+        elapsed_s = max(1.0, now_ms - then_ms) / 1_000
+        found = {}
+        for topic, (done, failed, pulled) in counts.items():
+            done_then, failed_then, pulled_then = before.get(topic, (0, 0, 0))
+            found[topic] = {
+                "consumeOKTPS": max(0, done - done_then) / elapsed_s,
+                "consumeFailedTPS": max(0, failed - failed_then) / elapsed_s,
+                "pullTPS": max(0, pulled - pulled_then) / elapsed_s,
+                "consumeFailedMsgs": failed,
+            }
+        return found
 
     def _consume_directly(self, command: Command, address: Address) -> Command | None:
         broker = ConsumeDirectlyHeader.from_fields(command.fields).broker_name or ""
@@ -196,6 +236,16 @@ class OperatorRequests:
             )
 
 
+def _stacks() -> str:
+    """Where every thread of this process stands now, as ``jstack`` would tell."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    found = []
+    for ident, frame in sys._current_frames().items():
+        lines = traceback.format_stack(frame, STACK_FRAMES_MAX)
+        found.append(f"{names.get(ident, ident)} TID: {ident} STATE: RUNNABLE\n{''.join(lines)}")
+    return "\n".join(found)
+
+
 def _outcome(answer: object, ctx: ConsumeContext | OrderlyContext) -> tuple[str, str | None]:
     """RocketMQ's name of what the listener answered, and what was wrong with it."""
     if isinstance(answer, BaseException) and not isinstance(answer, Reject):
@@ -216,6 +266,6 @@ def _outcome(answer: object, ctx: ConsumeContext | OrderlyContext) -> tuple[str,
 def _message(raw: bytes, broker_name: str, namespace: str) -> MessageExt:
     record = decode_record(raw)
     queue = MessageQueue(record.topic, broker_name, record.queue_id)
-    page = Page(queue, raw, np.array([len(raw)], ">i4"))
+    page = PulledPage(queue, raw, np.array([len(raw)], ">i4"))
     page.namespace = namespace
     return page.messages()[0]

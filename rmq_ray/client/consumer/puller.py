@@ -11,7 +11,7 @@ while the listener works.
 
 Decides when a queue is pulled and what an answer means. Does not run listeners (``submit`` hands
 batches over), choose queues (``client.consumer.rebalancer``) or bring connections back
-(``client.consumer.reconnector``).
+(``client.consumer.consumer_engine``).
 
 Invariants: answers of one queue are taken in order, because there is one pull at a time. What is
 put into the process queue is above everything before it. A dropped queue is never pulled again and
@@ -21,7 +21,7 @@ its answers are thrown away. The commit flag is only sent to masters.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import partial
 from typing import Protocol
@@ -29,8 +29,8 @@ from typing import Protocol
 from rmq_ray.client.consumer.assigned_queue import AssignedQueue, ReadyBatch, cut
 from rmq_ray.client.consumer.consumer_parts import ConsumerParts, is_retry_topic
 from rmq_ray.client.consumer.offset_store import ReadOffset
-from rmq_ray.client.messages.received import Page, whole_bytes
-from rmq_ray.errors import ConnectFailed, ConnectionLost, NotAuthorized, RemotingError, RmqError
+from rmq_ray.client.messages.received import PulledPage, whole_bytes
+from rmq_ray.errors import ConnectFailed, ConnectionLost, NotAuthorized, RemotingError
 from rmq_ray.model.groups import Subscription
 from rmq_ray.model.ids import MASTER_ID, Address
 from rmq_ray.model.pulling import PullStatus, PullSysFlag
@@ -70,10 +70,6 @@ log = logging.getLogger("rmq_ray.client.consumer.puller")
 class PullEvents(Protocol):
     """What the puller asks of and tells the consumer; none may block."""
 
-    def submit(self, batches: Sequence[ReadyBatch]) -> None:
-        """Hand over to the consuming threads, in this order."""
-        ...
-
     def broker_lost(self, broker_name: str) -> None:
         """Have the connection brought back; then every queue of the broker is pulled."""
         ...
@@ -93,7 +89,7 @@ class PullEvents(Protocol):
         ...
 
 
-class Pace(Enum):
+class PullPace(Enum):
     """Whether pulls go out."""
 
     RUNNING = "running"
@@ -113,15 +109,22 @@ class Puller:
     def __init__(self, parts: ConsumerParts, events: PullEvents, *, inline: bool = False) -> None:
         self._parts = parts
         self._events = events
+        self._submit: Callable[[Sequence[ReadyBatch]], None] = lambda _batches: None
         self._inline = inline
-        self.pace = Pace.RUNNING
+        self.pace = PullPace.RUNNING
 
     # --- asking -----------------------------------------------------------------------------------
+
+    def begin(self, submit: Callable[[Sequence[ReadyBatch]], None]) -> None:
+        """Batches go to ``submit`` from now on, in their order; it must not block. What consumes
+        them asks the puller to go on, so it is made after it.
+        """
+        self._submit = submit
 
     def pull(self, work: AssignedQueue) -> None:
         """Send the next pull of this queue, or see to it that it is tried again when it may."""
         with work.lock:
-            if work.pulling or work.process.dropped or self.pace is Pace.STOPPED:
+            if work.pulling or work.process.dropped or self.pace is PullPace.STOPPED:
                 return
             work.process.last_pull_ms = self._parts.clock.now_ms()
             delay_ms = self._obstacle_ms(work)
@@ -149,7 +152,7 @@ class Puller:
         if (
             work.held_back
             and not work.pulling
-            and self.pace is Pace.RUNNING
+            and self.pace is PullPace.RUNNING
             and self._parts.flow.pressure(work.queue.topic, work.process) is None
         ):
             self.pull(work)
@@ -165,7 +168,7 @@ class Puller:
         work.held_back = False
         if work.lease is not None and not work.lease.may_work(parts.clock.monotonic_ms()):
             return parts.config.exception_delay_ms
-        if self.pace is Pace.PAUSED or parts.pauses.covers(work.queue):
+        if self.pace is PullPace.PAUSED or parts.pauses.covers(work.queue):
             return PAUSED_DELAY_MS
         pressure = parts.flow.pressure(work.queue.topic, work.process)
         work.held_back = pressure is not None
@@ -202,7 +205,7 @@ class Puller:
         )
         sent_ms = parts.clock.monotonic_ms()
         try:
-            parts.client.invoke_async(
+            parts.client.link.invoke_async(
                 address,
                 command,
                 parts.config.pull_timeout_ms,
@@ -210,6 +213,9 @@ class Puller:
             )
         except RemotingError as error:
             self._failed(work, error)
+        except Exception as error:  # noqa: BLE001 - no thread, no memory, a file of keys: it may pass
+            log.warning("no pull of %s could be sent, the next one follows: %s", work.queue, error)
+            self._again(work, parts.config.exception_delay_ms)
 
     def _request(
         self, work: AssignedQueue, subscription: Subscription, broker_id: int
@@ -247,7 +253,7 @@ class Puller:
         sent_ms: float,
         outcome: Command | RemotingError,
     ) -> None:
-        if work.process.dropped or self.pace is Pace.STOPPED:
+        if work.process.dropped or self.pace is PullPace.STOPPED:
             work.pulling = False
             return
         try:
@@ -259,7 +265,7 @@ class Puller:
                 self._refused(work, outcome)
             else:
                 self._take(work, address, status, outcome, sent_ms)
-        except RmqError as error:
+        except Exception as error:  # noqa: BLE001 - a queue that is not pulled again stands still
             log.warning("answer to a pull of %s cannot be used: %s", work.queue, error)
             self._again(work, self._parts.config.exception_delay_ms)
 
@@ -272,7 +278,7 @@ class Puller:
         sent_ms: float,
     ) -> None:
         answer = unpack_pulled(outcome.body)
-        work.epoch, work.broker_id = answer.epoch, answer.suggested_broker
+        work.broker_id = answer.suggested_broker
         work.min_offset, work.max_offset = answer.min_offset, answer.max_offset
         work.counters.pulls += 1
         work.failures = 0
@@ -290,16 +296,19 @@ class Puller:
                 answer.max_offset,
                 answer.next_offset,
             )
+            # the epoch stays that of the offset, which is committed until the event has moved it
             self._events.offset_moved(work, answer.next_offset)
-        elif status is PullStatus.FOUND and len(answer.sizes):
+            return
+        work.epoch = answer.epoch
+        if status is PullStatus.FOUND and len(answer.sizes):
             work.empty_in_a_row = 0
             batches = self._put(work, answer)
             few = len(answer.sizes) <= FEW_RECORDS
             if batches and few:
-                self._events.submit(batches)
+                self._submit(batches)
             self._next(work, address, self._parts.config.pull_interval_ms if batches else 0)
             if batches and not few:
-                self._events.submit(batches)
+                self._submit(batches)
         else:
             self._advance(work, answer.next_offset)
             self._next(work, address, self._empty_delay_ms(work, status, sent_ms))
@@ -307,7 +316,9 @@ class Puller:
     def _put(self, work: AssignedQueue, answer: PullAnswer[Lengths]) -> list[ReadyBatch]:
         """Page, tag check, batches; all of it is in the process queue on return."""
         raw, start = whole_bytes(answer.records)
-        page = Page(work.queue, raw, answer.sizes, start, (answer.min_offset, answer.max_offset))
+        page = PulledPage(
+            work.queue, raw, answer.sizes, start, (answer.min_offset, answer.max_offset)
+        )
         page.namespace = self._parts.config.namespace
         subscription = self._parts.subscriptions.get(work.queue.topic)
         tags = subscription.tags if subscription is not None else frozenset()

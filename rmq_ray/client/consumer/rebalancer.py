@@ -26,7 +26,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from rmq_ray.client.consumer.assigned_queue import AssignedQueue, QueueLease
-from rmq_ray.client.consumer.beginnings import tell_beginning
+from rmq_ray.client.consumer.consumer_options import tell_beginning
 from rmq_ray.client.consumer.consumer_parts import ConsumerParts, is_retry_topic
 from rmq_ray.client.consumer.offset_store import ReadOffset
 from rmq_ray.client.consumer.queue_leases import QueueLeases
@@ -46,7 +46,7 @@ from rmq_ray.protocol.rebalance import (
     is_balanced,
     plan,
 )
-from rmq_ray.protocol.routing.similar_topics import did_you_mean
+from rmq_ray.protocol.routing.route_table import did_you_mean
 from rmq_ray.remoting.wire.bodies import decode_consumer_ids
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Command
@@ -74,7 +74,7 @@ class Rebalancer:
     ``leases``: the locks of ordered consumption.
     """
 
-    def __init__(  # noqa: PLR0913 - what a rebalance sets going
+    def __init__(
         self,
         parts: ConsumerParts,
         member: Membership,
@@ -160,7 +160,7 @@ class Rebalancer:
                 if now >= clean_at:
                     clean_at = now + clean_every_ms
                     self._clean()
-            except Exception:  # noqa: BLE001
+            except Exception:
                 log.exception("rebalance of group %s failed", self._parts.group)
                 rebalance_at = now + UNBALANCED_MS
 
@@ -337,6 +337,7 @@ class Rebalancer:
         if offset is None:
             return None
         work = AssignedQueue(queue, offset, parts.clock.now_ms())
+        work.epoch = parts.offsets.epoch(queue)
         work.lease = lease
         if not parts.assigned.put(work):
             log.info("queue %s is held already", queue)

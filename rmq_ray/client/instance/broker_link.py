@@ -116,7 +116,9 @@ class BrokerLink:
                     pool.close()
 
     def invoke(self, address: Address, command: Command, timeout_ms: float) -> Command:
-        """See ``ClientInstance.invoke``."""
+        """Ask a broker and wait for its answer, whatever its code. Raises ``RemotingError``
+        (``ConnectFailed``: nothing was sent).
+        """
         return self._need(self._brokers).request(address, command, timeout_ms)
 
     def invoke_async(
@@ -126,11 +128,16 @@ class BrokerLink:
         timeout_ms: float,
         callback: Callable[[Command | RemotingError], None],
     ) -> None:
-        """See ``ClientInstance.invoke_async``."""
+        """Ask a broker; the callback gets the answer or the error, in a reader or timer thread: it
+        must be quick.
+
+        Connecting happens in the calling thread; ``ConnectFailed`` and ``TooManyRequests`` are
+        raised, not handed to the callback.
+        """
         self._need(self._brokers).request_async(address, command, timeout_ms, callback)
 
     def oneway(self, address: Address, command: Command) -> None:
-        """See ``ClientInstance.oneway``."""
+        """Send without an answer. Raises ``ConnectFailed`` or ``ConnectionLost``."""
         self._need(self._brokers).oneway(address, command)
 
     def answer(self, address: Address, command: Command) -> None:

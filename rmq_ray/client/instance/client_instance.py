@@ -7,8 +7,8 @@ and consumers of one client id.
                                                                     choice
 
 Decides who belongs to the instance, what the heartbeat says and when it goes out
-(protocol-behaviour 3, 6, 27). Does not send messages or pull: producers and consumers use
-``invoke``, ``invoke_async`` and ``oneway`` for that.
+(protocol-behaviour 3, 6, 27). Does not send messages or pull: producers and consumers ask ``link``
+for that.
 
 Invariants: one instance per client id and process; a group name is used by at most one producer and
 one consumer of it; no lock is held while a request waits for its answer; an instance inherited
@@ -42,7 +42,7 @@ from rmq_ray.model.ids import MASTER_ID, Address
 from rmq_ray.model.topics import TopicRoute
 from rmq_ray.ports import Discovery
 from rmq_ray.protocol.filters.subscriptions import CONFLICT_FIELD
-from rmq_ray.protocol.routing.similar_topics import similar_topics
+from rmq_ray.protocol.routing.route_table import similar_topics
 from rmq_ray.remoting.sockets import LOOPBACK, local_ip, process_id
 from rmq_ray.remoting.wire.bodies import decode_route, decode_topic_list, encode_heartbeat
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
@@ -296,25 +296,6 @@ class ClientInstance:
         (``ConnectFailed``: nothing was sent).
         """
         return self.link.invoke(address, command, timeout_ms)
-
-    def invoke_async(
-        self,
-        address: Address,
-        command: Command,
-        timeout_ms: float,
-        callback: Callable[[Command | RemotingError], None],
-    ) -> None:
-        """Ask a broker; the callback gets the answer or the error, in a reader or timer thread: it
-        must be quick.
-
-        Connecting happens in the calling thread; ``ConnectFailed`` and ``TooManyRequests`` are
-        raised, not handed to the callback.
-        """
-        self.link.invoke_async(address, command, timeout_ms, callback)
-
-    def oneway(self, address: Address, command: Command) -> None:
-        """Send without an answer. Raises ``ConnectFailed`` or ``ConnectionLost``."""
-        self.link.oneway(address, command)
 
     def name_server_invoke(self, command: Command, timeout_ms: float = CALL_TIMEOUT_MS) -> Command:
         """Ask the chosen name server; when it fails, the others in turn. Raises the last

@@ -26,11 +26,12 @@ from rmq_ray.model.topics import DEFAULT_TOPIC, Permission, TopicRoute
 from rmq_ray.protocol.routing.route_table import (
     PublishInfo,
     default_route,
+    did_you_mean,
+    is_own_topic,
     normalized,
     publish_info,
     subscribe_queues,
 )
-from rmq_ray.protocol.routing.similar_topics import did_you_mean, is_own_topic
 
 LOCK_TIMEOUT_MS = 3_000
 WATCH_EVERY_MS = 50.0
@@ -248,12 +249,6 @@ class RouteCache:
         when no name server answers.
         """
         return bool(self._locked(topic, lambda: self._update(topic, self._fetch(topic, WHENEVER))))
-
-    def refresh_default(self, topic: str, default_queues: int = DEFAULT_TOPIC_QUEUES) -> bool:
-        """Take the template topic's route for ``topic``; True when that changed something."""
-        return bool(
-            self._locked(topic, lambda: self._update_default(topic, default_queues, WHENEVER))
-        )
 
     def refresh_all(self, topics: set[str]) -> None:
         """Refresh each; a failure leaves the cached route. The first one of an outage is logged,

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rmq_ray.client.messages.received import MessageExt, Page
+from rmq_ray.client.messages.received import MessageExt, PulledPage
 from rmq_ray.codec.arrow_reader import to_batch
 from rmq_ray.model.arrow import SCHEMA
 from rmq_ray.model.namespaces import without_namespace
@@ -29,7 +29,7 @@ TOPIC = "topic"
 RECONSUME_TIMES = "reconsume_times"
 
 
-def rows(page: Page, indices: Sequence[int], columns: Sequence[str] | None = None) -> Any:
+def rows(page: PulledPage, indices: Sequence[int], columns: Sequence[str] | None = None) -> Any:
     """``pyarrow.RecordBatch`` of these records of a page, in this order. ``ClientError`` for a
     column that there is not.
     """
@@ -57,7 +57,7 @@ def rows_of(messages: Sequence[MessageExt], columns: Sequence[str] | None = None
 
 
 def table(
-    pieces: Iterable[tuple[Page, Sequence[int]]], columns: Sequence[str] | None = None
+    pieces: Iterable[tuple[PulledPage, Sequence[int]]], columns: Sequence[str] | None = None
 ) -> Any:
     """``pyarrow.Table`` of records of several pages, one after the other; no row is copied
     twice.
@@ -66,7 +66,7 @@ def table(
     return pa.Table.from_batches(batches or [to_batch("", "", b"", [], columns)])
 
 
-def _whole(page: Page, columns: Sequence[str] | None) -> Any:
+def _whole(page: PulledPage, columns: Sequence[str] | None) -> Any:
     """All records of a page, decoded once, however small the parts are that listeners get, and
     however many threads begin with it at once.
     """
@@ -76,7 +76,7 @@ def _whole(page: Page, columns: Sequence[str] | None) -> Any:
         return page.arrow[1]
 
 
-def _decoded(page: Page, indices: Sequence[int], columns: Sequence[str] | None) -> Any:
+def _decoded(page: PulledPage, indices: Sequence[int], columns: Sequence[str] | None) -> Any:
     records, sizes = _records(page, indices)
     return to_batch(
         without_namespace(page.namespace, page.queue.topic),
@@ -87,7 +87,7 @@ def _decoded(page: Page, indices: Sequence[int], columns: Sequence[str] | None) 
     )
 
 
-def _records(page: Page, indices: Sequence[int]) -> tuple[Any, Any]:
+def _records(page: PulledPage, indices: Sequence[int]) -> tuple[Any, Any]:
     """(records back to back, their sizes): a view of the page when they lie together, as they do
     unless a filter or a retry chose.
     """

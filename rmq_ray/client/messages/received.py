@@ -74,7 +74,7 @@ _UNIQUE_MARK = b"UNIQ_KEY\x01"
 _TAGS_MARK = b"TAGS\x01"
 
 
-class Page:
+class PulledPage:
     """``count`` records of one queue, back to back in ``raw`` from byte ``start``; ``sizes`` are
     their lengths in bytes.
 
@@ -280,7 +280,7 @@ class MessageExt:
 
     __slots__ = ("_i", "_page", "_properties", "_retries", "_started_ms")
 
-    def __init__(self, page: Page, i: int, started_ms: int = 0) -> None:
+    def __init__(self, page: PulledPage, i: int, started_ms: int = 0) -> None:
         self._page = page
         self._i = i
         self._started_ms = started_ms
@@ -471,7 +471,7 @@ class MessageExt:
         self._started_ms = started_ms
 
     @property
-    def place(self) -> tuple[Page, int]:
+    def place(self) -> tuple[PulledPage, int]:
         """The page that it is part of, and its number there."""
         return self._page, self._i
 
@@ -518,7 +518,7 @@ def whole_bytes(records: memoryview) -> tuple[bytes, int]:
     return (frame, len(frame) - len(records)) if isinstance(frame, bytes) else (bytes(records), 0)
 
 
-def restored(  # noqa: PLR0913 - what a pickled message is
+def restored(
     record: bytes,
     queue: tuple[str, str, int],
     bounds: tuple[int, int],
@@ -529,7 +529,7 @@ def restored(  # noqa: PLR0913 - what a pickled message is
     """A pickled message comes back as the only one of a page. ``ConsumeError`` when ``record`` is
     no record.
     """
-    page = Page(MessageQueue(*queue), record, np.array([len(record)], np.int64), 0, bounds)
+    page = PulledPage(MessageQueue(*queue), record, np.array([len(record)], np.int64), 0, bounds)
     page.namespace = namespace
     message = MessageExt(page, 0, started_ms)
     if reconsume_times != message.reconsume_times:

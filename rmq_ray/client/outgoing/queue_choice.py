@@ -4,13 +4,13 @@
     RoundRobin    counters, one per topic
     QueueChoice   latency_fault=False   rotation; a repeat leaves the broker that failed
                   latency_fault=True    rotation over brokers that are not kept away from, judged by
-                                        ``protocol.routing.fault_latency``
+                                        ``LatencyFaults``
     GroupOrder    the queue of a message group: its messages stay in order while routes change
     BrokerProbe   every 3 s asks each isolated broker, for 200 ms; one that answers may be chosen
 
 Decides which ends of a send speak against its broker: a connection that failed, no answer, and
 refusals that another broker may not share. A message that no broker would take says nothing about
-this one. Does not decide who is isolated (``fault_latency``), nor the order within a queue
+this one. Does not decide who is isolated (``LatencyFaults``), nor the order within a queue
 (``client.sending.per_queue_order``). All of it is of one producer, and thread-safe.
 
 Invariants: with ``latency_fault`` off an end costs nothing and nothing is remembered; at most
@@ -33,8 +33,12 @@ from rmq_ray.errors import FrameTooLarge, HandshakeFailed, RemotingError, TooMan
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.model.topics import DEFAULT_TOPIC
 from rmq_ray.protocol.retry import RETRIED_CODES
-from rmq_ray.protocol.routing.fault_latency import LatencyFaults
-from rmq_ray.protocol.routing.queue_selection import NextIndex, select_by_group, select_queue
+from rmq_ray.protocol.routing.queue_selection import (
+    LatencyFaults,
+    NextIndex,
+    select_by_group,
+    select_queue,
+)
 from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.wire.frame import Command
 

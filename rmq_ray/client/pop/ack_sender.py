@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rmq_ray.client.instance.client_instance import ClientInstance
-from rmq_ray.client.instance.delayed import DelayedCalls
+from rmq_ray.client.instance.timers import DelayedCalls
 from rmq_ray.client.pop.receipts import ClientLease, SettleTask
 from rmq_ray.errors import (
     ConnectFailed,

@@ -20,7 +20,7 @@ from dataclasses import replace
 from functools import partial
 
 from rmq_ray.client.instance.client_instance import ClientInstance
-from rmq_ray.client.messages.received import Page, whole_bytes
+from rmq_ray.client.messages.received import PulledPage, whole_bytes
 from rmq_ray.client.pop.receipts import (
     ClientLease,
     ReceivedMessage,
@@ -159,7 +159,7 @@ class PopClient:
                 self._watched.add(broker_name)
             try:
                 command = _command(replace(pop, count_max=0))
-                self._client.invoke_async(
+                self._client.link.invoke_async(
                     self._address(broker_name),
                     command,
                     pop.wait_ms + ANSWER_MS,
@@ -192,7 +192,7 @@ class PopClient:
         acknowledged.
         """
         head = leased.head
-        page = Page(
+        page = PulledPage(
             MessageQueue(head.topic, broker_name, head.queue_id),
             raw,
             leased.sizes,

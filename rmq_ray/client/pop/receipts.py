@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Protocol
 
-from rmq_ray.client.messages.received import MessageExt, Page
+from rmq_ray.client.messages.received import MessageExt, PulledPage
 from rmq_ray.errors import ClientError
 from rmq_ray.remoting.wire.pops import INVISIBLE_MS_MAX, INVISIBLE_MS_MIN, Settle
 
@@ -72,7 +72,7 @@ class ReceivedMessage(MessageExt):
 
     __slots__ = ("_lease",)
 
-    def __init__(self, page: Page, i: int, started_ms: int, lease: ClientLease) -> None:
+    def __init__(self, page: PulledPage, i: int, started_ms: int, lease: ClientLease) -> None:
         self._page = page
         self._i = i
         self._started_ms = started_ms
@@ -134,7 +134,7 @@ class ReceivedMessage(MessageExt):
 
 
 def messages_of(
-    page: Page, lease: ClientLease, indices: Sequence[int] | None, now_ms: int
+    page: PulledPage, lease: ClientLease, indices: Sequence[int] | None, now_ms: int
 ) -> list[ReceivedMessage]:
     """The messages of a lease; ``indices`` None = all."""
     chosen = range(len(page)) if indices is None else indices
@@ -182,6 +182,20 @@ def ack_messages(messages: Iterable[ReceivedMessage], wait: bool) -> None:
         settler.settle_later(tasks)
     for task in tasks:
         task.lease.done |= task.mask
+
+
+def extend_messages(messages: Iterable[ReceivedMessage], invisible: float) -> None:
+    """Ask for more time for all of them that are not settled, one request a broker. Raises as
+    ``ReceivedMessage.extend``, after all that could be were extended.
+    """
+    span_ms, masks = delay_ms("invisible", invisible, INVISIBLE_MS_MIN), dict[ClientLease, int]()
+    for message in messages:
+        lease, bit = message._lease, 1 << message._i
+        if not (lease.done | lease.returned) & bit:
+            masks[lease] = masks.get(lease, 0) | bit
+    tasks = [SettleTask(lease, Settle.CHANGE, mask, span_ms) for lease, mask in masks.items()]
+    if tasks:
+        tasks[0].lease.settler.settle(tasks)
 
 
 def mask_of_indices(indices: Sequence[int], count: int) -> int:

@@ -24,15 +24,30 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-from rmq_ray.client.consumer.beginnings import tell_beginning
 from rmq_ray.client.consumer.consumer_lifecycle import GroupConsumer
+from rmq_ray.client.consumer.consumer_options import tell_beginning
 from rmq_ray.client.instance.client_instance import ClientInstance, ServiceState
-from rmq_ray.client.instance.delayed import DelayedCalls
+from rmq_ray.client.instance.timers import DelayedCalls
+from rmq_ray.client.messages.listener import DEAD_LETTER_LEVEL
+from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.client.pop.ack_sender import AckSender, SettleCounters
 from rmq_ray.client.pop.pop_client import PopClient
-from rmq_ray.client.pop.receipts import ReceivedMessage, ack_messages, delay_ms
+from rmq_ray.client.pop.receipts import (
+    ReceivedMessage,
+    ack_messages,
+    delay_ms,
+    extend_messages,
+)
+from rmq_ray.client.push.send_back import RetrySender
 from rmq_ray.clock import SYSTEM_CLOCK, Clock
-from rmq_ray.errors import ClientError, ConfigError, RemotingError, SubscriptionStale, TopicNotFound
+from rmq_ray.errors import (
+    ClientError,
+    ConfigError,
+    ConsumeError,
+    RemotingError,
+    SubscriptionStale,
+    TopicNotFound,
+)
 from rmq_ray.model.groups import ConsumeFromWhere, ConsumerData, ConsumeType, MessageModel
 from rmq_ray.model.ids import Address
 from rmq_ray.model.namespaces import with_namespace
@@ -226,6 +241,46 @@ class SimpleConsumer(GroupConsumer[PopEngine]):
         """
         self._running()
         ack_messages(messages, wait)
+
+    def flush(self) -> None:
+        """Tell the brokers what ``ack(wait=False)`` gathered; answered on return, or counted as
+        ``unanswered``.
+        """
+        self._running().acks.flush()
+
+    def extend_all(self, messages: Iterable[ReceivedMessage], invisible: float) -> None:
+        """They stay yours for ``invisible`` seconds from now on, with one request to each broker;
+        what is settled already is passed over. Raises as ``ReceivedMessage.extend``; what is not
+        stale is extended then, too.
+        """
+        self._running()
+        extend_messages(messages, invisible)
+
+    def dead_letter(self, message: MessageExt, why: str = "", group: str | None = None) -> None:
+        """Put a message among the dead letters of ``group`` (None: of this one), a group that
+        brokers know, with ``why`` for whoever looks at it.
+
+        On return a broker has the dead letter, and what ``receive`` returned is acknowledged. A
+        crash between the two leaves both. Raises ``ConsumeError`` when no broker took it: it is
+        still yours; and as ``ReceivedMessage.ack``.
+        """
+        engine = self._running()
+        target = with_namespace(self._namespace, group) if group else self._group
+        check_group(target)
+        sender = RetrySender(engine.client, target, message.reconsume_times + 1, self._clock)
+        if not sender.send_back(message, DEAD_LETTER_LEVEL, why):
+            raise ConsumeError(
+                f"no broker took message {message.message_id} as a dead letter of {target!r}; see "
+                f"the log, and try again",
+                message.message_id,
+            )
+        if isinstance(message, ReceivedMessage):
+            message.ack()
+
+    def knows(self, topic: str) -> bool:
+        """Whether a name server knows the topic now."""
+        routes = self._running().client.routes
+        return bool(routes.find_subscribe(with_namespace(self._namespace, topic)))
 
     @property
     def topic(self) -> str:

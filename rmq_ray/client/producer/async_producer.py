@@ -224,7 +224,7 @@ class AsyncProducer(ProducerBase):
             self._steps.pack(message)
             await sender.send_oneway(message, left_ms)
 
-    async def send_batch(  # noqa: PLR0913 - the public signature
+    async def send_batch(
         self,
         messages: Sequence[Message] | str,
         bodies: Sequence[bytes | Message] | MessageQueue | None = None,

@@ -288,7 +288,7 @@ class Producer(ProducerBase):
             else core.place(message, placement, self._timeout_ms),
         )
 
-    def send_batch(  # noqa: PLR0913 - the public signature
+    def send_batch(
         self,
         messages: Sequence[Message] | str,
         bodies: Sequence[bytes | Message] | MessageQueue | None = None,

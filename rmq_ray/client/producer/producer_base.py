@@ -21,6 +21,7 @@ from rmq_ray.client.transaction.transaction_checks import Checker
 from rmq_ray.clock import SYSTEM_CLOCK, Clock
 from rmq_ray.config import ProducerConfig, RemotingLimits
 from rmq_ray.errors import ConfigError
+from rmq_ray.model.metrics import Family
 from rmq_ray.model.namespaces import with_namespace
 from rmq_ray.ports import Discovery
 from rmq_ray.protocol.validators import check_group
@@ -117,6 +118,13 @@ class ProducerBase:
         if self._steps is not None:
             self._steps.watch(core)
             watch_ends(engine_of(core, None), self._steps)
+
+    def metrics(self) -> list[Family]:
+        """What it counts since its start (docs/metrics.md); nothing before it."""
+        core = self._core
+        if core is None:
+            return []
+        return core.engine.counters.families(core.async_sender.waiting, core.window.bytes)
 
     def _time(self, timeout: float | None) -> float:
         """A call's time-out in ms."""

@@ -18,21 +18,20 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
-from rmq_ray.client.consumer.assigned_queue import AssignedQueue, ReadyBatch
+from rmq_ray.client.consumer.assigned_queue import AssignedQueue, AssignedQueues, PauseTable
 from rmq_ray.client.consumer.consumer_engine import ConsumerEngine
 from rmq_ray.client.consumer.consumer_options import ConsumerSettings
 from rmq_ray.client.consumer.consumer_parts import ConsumerParts
-from rmq_ray.client.consumer.flow_control import PauseTable
 from rmq_ray.client.consumer.offset_store import ReadOffset, RemoteOffsetStore
 from rmq_ray.client.consumer.operator_requests import ORDERLY, OperatorRequests
 from rmq_ray.client.consumer.rebalancer import Rebalancer
 from rmq_ray.client.consumer.subscriptions import SubscriptionTable
 from rmq_ray.client.instance.client_instance import ClientInstance
-from rmq_ray.client.instance.delayed import DelayedCalls
+from rmq_ray.client.instance.timers import DelayedCalls
 from rmq_ray.client.pull.prefetch_buffer import PrefetchBuffer, PrefetchLimits
 from rmq_ray.errors import RemotingError
 from rmq_ray.model.groups import ConsumerData
@@ -47,6 +46,8 @@ log = logging.getLogger("rmq_ray.client.consumer")
 
 class CommittedOffsets(RemoteOffsetStore):
     """Offsets that the user, or auto-commit, has committed; progress of pulls is none."""
+
+    may_lower: ClassVar[bool] = True  # who seeks back commits what lies there
 
     def update(self, queue: MessageQueue, offset: int, increase_only: bool = True) -> None:
         """Only what a broker told or what is corrected is taken; ``increase_only`` marks the
@@ -72,7 +73,8 @@ class PullEngine(ConsumerEngine):
     ) -> None:
         config, pauses = settings.config, PauseTable()
         group = config.group
-        self.offsets = CommittedOffsets(group, client)
+        assigned = AssignedQueues()
+        self.offsets = CommittedOffsets(group, client, log_epoch=assigned.log_epoch)
         self.ready = PrefetchBuffer(pauses, client.clock)
         self.flow = PrefetchLimits(
             config, self.ready, settings.prefetch_messages, settings.prefetch_mib
@@ -86,9 +88,11 @@ class PullEngine(ConsumerEngine):
             DelayedCalls(client.clock, f"rmq-later-{group}"),
             self.flow,
             subscriptions,
+            assigned,
             pauses=pauses,
         )
         super().__init__(parts, data, inline=True)
+        self.puller.begin(self.ready.put)
         member = Membership(group, client.client_id, settings.model, settings.strategy)
         self.rebalancer = Rebalancer(
             parts, member, settings.start_from, self._taken, lambda: 0, passive=False
@@ -183,6 +187,7 @@ class PullEngine(ConsumerEngine):
                 failed.add(queue.broker_name)
                 continue
             work = AssignedQueue(queue, offset, self.parts.clock.now_ms())
+            work.epoch = self.offsets.epoch(queue)
             if self._hold(work):
                 self.puller.pull(work)
         self.rebalancer.tell_beginnings()
@@ -274,14 +279,10 @@ class PullEngine(ConsumerEngine):
 
     # --- what the puller tells (PullEvents), and operators ----------------------------------------
 
-    def submit(self, batches: Sequence[ReadyBatch]) -> None:
-        """See ``PullEvents``."""
-        self.ready.put(batches)
-
     def offset_moved(self, work: AssignedQueue, offset: int) -> None:
         """See ``PullEvents``: at once. Forward (messages expired): what was pulled is still handed
-        out. Back (the log was cut): it is not, for other messages have these offsets now, and a
-        committed offset beyond the cut goes back too.
+        out. Back (the log was cut): it is not, for other messages have these offsets now; what was
+        not handed out is pulled again, and a committed offset beyond the cut goes back too.
         """
         self.offsets_moved += 1
         queue = work.queue
@@ -293,6 +294,8 @@ class PullEngine(ConsumerEngine):
                     work.process.advance(offset)
                     work.pulling = False
             else:
+                with work.lock:
+                    offset = work.process.resume_at(offset)
                 work = self._renew(queue, work, offset)
                 if self.offsets.read(queue, ReadOffset.MEMORY) > offset:
                     self.offsets.update(queue, offset, increase_only=False)

@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, overload
 
-from rmq_ray.client.messages.received import MessageExt, Page
+from rmq_ray.client.messages.received import MessageExt, PulledPage
 from rmq_ray.model.ids import MessageQueue
 
 
 class PageSlice(NamedTuple):
     """Records of one page."""
 
-    page: Page
+    page: PulledPage
     indices: Sequence[int]
 
 

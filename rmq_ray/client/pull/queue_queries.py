@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from rmq_ray.client.consumer.puller import STATUS_OF_CODE
 from rmq_ray.client.instance.client_instance import ClientInstance
-from rmq_ray.client.messages.received import Page, whole_bytes
+from rmq_ray.client.messages.received import PulledPage, whole_bytes
 from rmq_ray.client.pull.pulled_batch import PageSlice, PulledBatch
 from rmq_ray.errors import (
     ConsumeError,
@@ -248,7 +248,7 @@ def _result(
             status, answer.next_offset, *bounds, PulledBatch((), {queue: answer.next_offset})
         )
     raw, start = whole_bytes(answer.records)
-    page = Page(queue, raw, answer.sizes, start, bounds)
+    page = PulledPage(queue, raw, answer.sizes, start, bounds)
     indices: Sequence[int] = (
         page.tagged(subscription.tags) if subscription.tags else range(len(page))
     )

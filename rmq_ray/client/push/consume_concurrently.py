@@ -140,7 +140,7 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
                 self._work_off(item)
             else:
                 self._consume_first(item)
-        except Exception:  # noqa: BLE001
+        except Exception:
             log.exception(
                 "a batch of %s from offset %d could not be settled", item.owner.queue, item.first
             )
@@ -177,7 +177,7 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
         batch, portion, work = claim.batch, self._portion, claim.batch.owner
         group, queue, process = self._parts.group, work.queue, work.process
         listener, take, elapsed_ms = self._listener, self._take, self._parts.clock.monotonic_ms
-        todo, start = claim.todo, 0
+        todo, start, times = claim.todo, 0, self.times_of(queue.topic)
         while todo and not self._stopping and not process.dropped:
             try:
                 start = todo.popleft()
@@ -190,6 +190,7 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
                 answer = error
             claim.began_ms = ended_ms = elapsed_ms()
             self._took(ended_ms - began_ms)
+            times.add(ended_ms - began_ms)
             if answer is not None or ctx.ack_index is not ACK_ALL:
                 count = min(portion, batch.count - start)
                 verdict = judge(answer, ctx, count)
@@ -303,7 +304,9 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
             answer = error
         began_ms = self._calls.pop(me, None)
         if began_ms is not None:
-            self._took(clock.monotonic_ms() - began_ms)
+            took_ms = clock.monotonic_ms() - began_ms
+            self._took(took_ms)
+            self.times_of(work.queue.topic).add(took_ms)
         if answer is None and ctx.ack_index is ACK_ALL:
             self._finish(batch, batch.count, 0)
             return

@@ -56,7 +56,7 @@ class OrderlyConsumption(ConsumingThreads[AssignedQueue]):
     ``idle(work)``: a queue that is to leave has ended.
     """
 
-    def __init__(  # noqa: PLR0913 - what a result may lead to
+    def __init__(
         self,
         parts: ConsumerParts,
         listener: Listener,
@@ -95,7 +95,7 @@ class OrderlyConsumption(ConsumingThreads[AssignedQueue]):
     def _handle(self, item: AssignedQueue) -> None:
         try:
             self.work_off(item)
-        except Exception:  # noqa: BLE001
+        except Exception:
             log.exception(
                 "messages of %s could not be settled, once more in %d ms",
                 item.queue,
@@ -167,11 +167,13 @@ class OrderlyConsumption(ConsumingThreads[AssignedQueue]):
                 return 0.0
             lease.in_work.append(batch)
         assert isinstance(batch, ReadyBatch)
-        ctx = OrderlyContext(self._parts.group, work.queue)
+        ctx, clock = OrderlyContext(self._parts.group, work.queue), self._parts.clock
+        began_ms = clock.monotonic_ms()
         try:
             answer = self._listener(batch.take(now_ms), ctx)
         except BaseException as error:  # noqa: BLE001
             answer = error
+        self.times_of(work.queue.topic).add(clock.monotonic_ms() - began_ms)
         if answer is None and ctx.auto_commit:
             self._commit(work, lease, batch.count)
             return 0.0

@@ -18,9 +18,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Unpack
 
+from rmq_ray.client.consumer.assigned_queue import Pausable
 from rmq_ray.client.consumer.consumer_lifecycle import GroupConsumer
 from rmq_ray.client.consumer.consumer_options import PushOptions, check_listener, push_settings
-from rmq_ray.client.consumer.flow_control import Pausable
 from rmq_ray.client.consumer.local_offset_store import LocalFileOffsetStore, LocalPlace
 from rmq_ray.client.consumer.subscriptions import check_sql_filters, check_subscriptions
 from rmq_ray.client.instance.client_instance import ClientInstance
@@ -32,6 +32,7 @@ from rmq_ray.errors import ClientError
 from rmq_ray.files import FileSystem
 from rmq_ray.model.groups import ConsumerData, ConsumeType
 from rmq_ray.model.ids import MessageQueue
+from rmq_ray.model.metrics import Family
 from rmq_ray.model.pulling import Expression
 from rmq_ray.model.topics import retry_topic
 from rmq_ray.ports import Discovery
@@ -157,6 +158,10 @@ class PushConsumer(GroupConsumer[PushEngine]):
     def balanced(self) -> bool:
         """True when the last rebalance gave this consumer exactly its share of the queues."""
         return self._engine is not None and self._engine.rebalancer.balanced
+
+    def metrics(self) -> list[Family]:
+        """What it counts since its start (docs/metrics.md); nothing before it."""
+        return [] if self._engine is None else self._engine.metrics()
 
     def assignment(self) -> list[MessageQueue]:
         """The queues held now, those of the retry topic included. What is this consumer's share and

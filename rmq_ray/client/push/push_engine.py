@@ -16,25 +16,29 @@ only then leaves the group: the next owner of a queue finds everything that was 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from math import inf
 from typing import Any
 
-from rmq_ray.client.consumer.assigned_queue import AssignedQueue, ReadyBatch
+from rmq_ray.client.consumer.assigned_queue import (
+    AssignedQueue,
+    AssignedQueues,
+    FlowControl,
+    Pausable,
+)
 from rmq_ray.client.consumer.consumer_engine import ConsumerEngine
 from rmq_ray.client.consumer.consumer_options import ConsumerSettings
 from rmq_ray.client.consumer.consumer_parts import ConsumerParts
-from rmq_ray.client.consumer.flow_control import FlowControl, Pausable
 from rmq_ray.client.consumer.local_offset_store import LocalFileOffsetStore
 from rmq_ray.client.consumer.offset_store import ReadOffset, RemoteOffsetStore
 from rmq_ray.client.consumer.operator_requests import ORDERLY, OperatorRequests
-from rmq_ray.client.consumer.puller import Pace
+from rmq_ray.client.consumer.puller import PullPace
 from rmq_ray.client.consumer.queue_leases import OwnQueues, QueueLeases
 from rmq_ray.client.consumer.rebalancer import Rebalancer
 from rmq_ray.client.consumer.subscriptions import SubscriptionTable
 from rmq_ray.client.instance.client_instance import ClientInstance
-from rmq_ray.client.instance.delayed import DelayedCalls
+from rmq_ray.client.instance.timers import DelayedCalls
 from rmq_ray.client.messages.listener import Listener
 from rmq_ray.client.push.consume_concurrently import ConcurrentConsumption, claim_messages
 from rmq_ray.client.push.consume_orderly import OrderlyConsumption
@@ -43,6 +47,7 @@ from rmq_ray.client.push.send_back import FailedDiscarder, RetrySender
 from rmq_ray.errors import ConfigError, RemotingError
 from rmq_ray.model.groups import ConsumerData
 from rmq_ray.model.ids import MessageQueue
+from rmq_ray.model.metrics import Family, Sample
 from rmq_ray.protocol.rebalance import Membership
 
 PERSIST_TIMEOUT_MS = 10_000
@@ -61,12 +66,24 @@ ADJUSTABLE = (
 log = logging.getLogger("rmq_ray.client.consumer")
 
 
+HELP = {
+    "messages": "Messages that the listener has returned from.",
+    "times": "Calls of the listener, ms.",
+    "rocketmq_consumer_cached_messages": "Messages pulled and not finished.",
+    "rocketmq_consumer_cached_bytes": "Bytes of their bodies.",
+    "rmq_ray_consumer_queues": "Queues held.",
+    "rmq_ray_consumer_behind_messages": "Messages up to the ends of the queues held, as last told.",
+    "rmq_ray_consumer_pulled_messages_total": "Messages pulled.",
+    "rmq_ray_consumer_retries_total": "Messages sent back for a retry.",
+}
+
+
 class PushEngine(ConsumerEngine):
     """Of one started push consumer. ``data``: what the heartbeat says of it; ``local``: keeps the
     offsets of a broadcasting consumer.
     """
 
-    def __init__(  # noqa: PLR0913 - what a consumer is made of
+    def __init__(
         self,
         client: ClientInstance,
         settings: ConsumerSettings,
@@ -77,7 +94,10 @@ class PushEngine(ConsumerEngine):
     ) -> None:
         config, clock, orderly = settings.config, client.clock, settings.orderly
         group = config.group
-        remote = RemoteOffsetStore(group, client, self._lock_epoch if orderly else None)
+        assigned = AssignedQueues()
+        remote = RemoteOffsetStore(
+            group, client, self._lock_epoch if orderly else None, assigned.log_epoch
+        )
         parts = ConsumerParts(
             group,
             config,
@@ -87,6 +107,7 @@ class PushEngine(ConsumerEngine):
             DelayedCalls(clock, f"rmq-later-{group}"),
             FlowControl(config, inf if orderly else None),
             subscriptions,
+            assigned,
             cut_messages=0 if orderly else claim_messages(config.batch_size),
         )
         super().__init__(parts, data)
@@ -99,6 +120,7 @@ class PushEngine(ConsumerEngine):
                 parts, self._lock_lost
             )
         self.consumption = self._consumption(parts, settings)
+        self.puller.begin(self.consumption.submit)
         self.rebalancer = Rebalancer(
             parts,
             Membership(group, client.client_id, settings.model, settings.strategy),
@@ -181,8 +203,8 @@ class PushEngine(ConsumerEngine):
         """No further pulls of these, or of anything when nothing is named."""
         if what:
             self.parts.pauses.add(what)
-        elif self.puller.pace is Pace.RUNNING:
-            self.puller.pace = Pace.PAUSED
+        elif self.puller.pace is PullPace.RUNNING:
+            self.puller.pace = PullPace.PAUSED
 
     def resume(self, what: Collection[Pausable]) -> None:
         """Pull these again, or everything when nothing is named."""
@@ -190,8 +212,8 @@ class PushEngine(ConsumerEngine):
             self.parts.pauses.remove(what)
         else:
             self.parts.pauses.clear()
-            if self.puller.pace is Pace.PAUSED:
-                self.puller.pace = Pace.RUNNING
+            if self.puller.pace is PullPace.PAUSED:
+                self.puller.pace = PullPace.RUNNING
         for work in self.parts.assigned.snapshot().values():
             self.puller.pull(work)
         self.rebalance_now()
@@ -263,16 +285,14 @@ class PushEngine(ConsumerEngine):
 
     # --- what the puller tells (PullEvents), and operators ----------------------------------------
 
-    def submit(self, batches: Sequence[ReadyBatch]) -> None:
-        """See ``PullEvents``."""
-        self.consumption.submit(batches)
-
     def offset_moved(self, work: AssignedQueue, offset: int) -> None:
         """See ``PullEvents``: after 10 s, when listeners of the old offsets are through. An offset
         beyond a cut of the log is not told to anybody meanwhile: what is stored behind the cut was
         not consumed.
         """
         self.offsets_moved += 1
+        with work.lock:
+            offset = work.process.resume_at(offset)
         self._move(work, offset)
 
     def reset_offset(self, work: AssignedQueue, offset: int) -> None:
@@ -302,6 +322,39 @@ class PushEngine(ConsumerEngine):
         self.rebalance_now()
 
     # --- counters ---------------------------------------------------------------------------------
+
+    def metrics(self) -> list[Family]:
+        """Of this member of its group; see docs/metrics.md."""
+        total, works = self.parts.assigned.total(), self.parts.assigned.snapshot().values()
+        group = {"consumer_group": self.parts.group}
+        ended = tuple(
+            Sample({**group, "invocation_status": status}, float(total[name]))
+            for status, name in (("success", "consumed_ok"), ("failure", "consumed_failed"))
+        )
+        times = [
+            sample
+            for topic, found in list(self.consumption.times.items())
+            for sample in found.samples({"topic": topic, **group})
+        ]
+        gauges = {
+            "rocketmq_consumer_cached_messages": sum(work.process.count for work in works),
+            "rocketmq_consumer_cached_bytes": sum(work.process.body_bytes for work in works),
+            "rmq_ray_consumer_queues": len(works),
+            "rmq_ray_consumer_behind_messages": sum(work.lag for work in works),
+        }
+        counts = {
+            "rmq_ray_consumer_pulled_messages_total": total["pulled"],
+            "rmq_ray_consumer_retries_total": total["sent_back"],
+        }
+        return [
+            Family("rmq_ray_consumer_messages_total", "counter", HELP["messages"], ended),
+            Family("rocketmq_process_time", "histogram", HELP["times"], tuple(times)),
+            *(
+                Family(name, kind, HELP[name], (Sample(group, float(value)),))
+                for kind, found in (("gauge", gauges), ("counter", counts))
+                for name, value in found.items()
+            ),
+        ]
 
     def stats(self) -> dict[str, Any]:
         """Messages: ``pulled, filtered, consumed_ok, consumed_failed, sent_back, in_flight``

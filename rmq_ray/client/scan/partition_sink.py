@@ -40,7 +40,7 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class WriteTarget:
     """Where rows go: plain values, they travel to every worker. ``write``, ``queues``: of frames
     with derived ids, empty without them. ``group``: of the producer.
     """
@@ -55,7 +55,7 @@ class Target:
 
 
 def send_partition(
-    target: Target, partition: int, batches: Iterable[Any], stored: Callable[[int], None]
+    target: WriteTarget, partition: int, batches: Iterable[Any], stored: Callable[[int], None]
 ) -> int:
     """Send every ``pyarrow.RecordBatch`` (or table); how many rows were stored. ``stored`` is told
     after each batch. Raises as ``Producer.send_arrow``.

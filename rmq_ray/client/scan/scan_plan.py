@@ -199,7 +199,7 @@ class ScanOptions:
     master_alone_ms: float = MASTER_ALONE_MS
 
 
-def plan_scan(  # noqa: PLR0913 - a read and where it is from
+def plan_scan(
     discovery: Discovery,
     topic: str | Sequence[str],
     start: Where,

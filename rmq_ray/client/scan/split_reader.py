@@ -5,9 +5,9 @@ another process.
     records back to back
 
 Decides: that a record which is not the one the entry promises is never handed out: topic, queue,
-queue offset, log offset, lengths and CRC are checked; what fails is skipped and counted. Does not
-decide what to do when the files cannot be read: every such case is a ``StoreError``, and the caller
-asks the broker instead.
+queue offset, log offset, lengths and CRC are checked. Does not decide what to do where one is not,
+or when the files cannot be read: every such case is a ``StoreError``, and the caller asks the
+broker instead, which has a copy mend what it can.
 
 Invariants: opens files for reading only; nothing at or behind ``visible_end`` is read; a store of
 another identity or a log whose epoch has changed since the plan is refused, before and after every
@@ -18,7 +18,6 @@ reader, since fresh memory for each chunk costs as much as reading it from the p
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,8 +40,6 @@ from rmq_ray.errors import StoreCorrupt, StoreError, StoreForeign, StoreMissing
 from rmq_ray.files import FileCache, FileSystem
 from rmq_ray.ports import Split
 
-logger = logging.getLogger("rmq_ray.store")
-
 ENTRIES_A_READ = 4_096  # 80 KiB of consume queue
 GAP_BYTES_MAX = (
     4_096  # bytes of other queues between two records that are cheaper to read than a second call
@@ -51,15 +48,12 @@ OPEN_FILES_MAX = 64
 
 
 class LocalSplitReader:
-    """Reads splits of stores on this machine. ``skipped``: records left out because they were not
-    what they should be.
-    """
+    """Reads splits of stores on this machine."""
 
     def __init__(self, files: FileSystem | None = None) -> None:
         self._files = files or FileSystem()
         self._cache = FileCache(self._files, OPEN_FILES_MAX, read_only=True)
         self._buffer: Array = np.empty(0, np.uint8)
-        self.skipped = 0
 
     def read(self, split: Split, chunk_bytes: int) -> Iterator[tuple[memoryview, Any]]:
         """Yields (records back to back, int32 sizes) in queue order, about ``chunk_bytes`` at a
@@ -145,8 +139,8 @@ class LocalSplitReader:
         return entries
 
     def _records(self, split: Split, first: int, entries: Array) -> tuple[memoryview, Array]:
-        """The records of entries ``first``, ``first + 1``, ... back to back, without those that are
-        not what they should be.
+        """The records of entries ``first``, ``first + 1``, ... back to back; ``StoreCorrupt`` where
+        one is not what it should be.
         """
         offsets, sizes = entries["log_offset"].astype(np.int64), entries["size"].astype(np.int64)
         rows = np.arange(first, first + len(entries))
@@ -155,20 +149,9 @@ class LocalSplitReader:
             & (sizes > OVERHEAD_BYTES)
             & (offsets % split.segment_bytes + sizes <= split.segment_bytes)
         )
-        if not real.all():
-            offsets, sizes, rows = offsets[real], sizes[real], rows[real]
+        _check_all(real, split, first, offsets)
         buffer = self._read_runs(split, offsets, sizes)
-        sound = _sound(buffer, offsets, sizes, rows, split) if len(rows) else real[:0]
-        bad = len(entries) - int(np.count_nonzero(sound))
-        if bad:
-            self.skipped += bad
-            logger.warning(
-                "%s: %d records from offset %d on are damaged and were left out",
-                split.queue,
-                bad,
-                first,
-            )
-            buffer, sizes = _without(buffer, sizes, sound), sizes[sound]
+        _check_all(_sound(buffer, offsets, sizes, rows, split), split, first, offsets)
         return buffer, sizes.astype(np.int32)
 
     def _read_runs(self, split: Split, offsets: Array, sizes: Array) -> memoryview:
@@ -230,6 +213,16 @@ def _fitting(entries: Array, chunk_bytes: int, visible_end: int) -> int:
     return min(visible, max(1, int(np.searchsorted(np.cumsum(sizes), chunk_bytes, "right"))))
 
 
+def _check_all(good: Array, split: Split, first: int, offsets: Array) -> None:
+    if not good.all():
+        bad = int((~good).argmax())
+        raise StoreCorrupt(
+            f"the record of {split.queue} at offset {first + bad} is damaged or missing",
+            split.store_path,
+            int(offsets[bad]),
+        )
+
+
 def _sound(buffer: memoryview, offsets: Array, sizes: Array, rows: Array, split: Split) -> Array:
     """Which records are the ones that the queue's entries promise."""
     layout = RecordLayout(buffer, sizes)
@@ -248,9 +241,3 @@ def _sound(buffer: memoryview, offsets: Array, sizes: Array, rows: Array, split:
     sound &= layout.field(">i2", layout.text_begins - 2) == layout.ends - layout.text_begins
     sound &= body_crcs(buffer, layout.body_begins, layout.body_ends) == heads["crc"]
     return sound
-
-
-def _without(buffer: memoryview, sizes: Array, sound: Array) -> memoryview:
-    ends = np.cumsum(sizes)
-    spans = zip((ends - sizes)[sound].tolist(), ends[sound].tolist(), strict=True)
-    return memoryview(b"".join([buffer[begin:end] for begin, end in spans]))

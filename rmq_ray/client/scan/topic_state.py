@@ -155,6 +155,17 @@ class TopicState:
             None if page.next_offset >= offset or offset - 1 < page.min_offset else page.next_offset
         )
 
+    def cut_to(
+        self, offsets: Mapping[MessageQueue, int], epochs: Mapping[str, int]
+    ) -> dict[MessageQueue, int]:
+        """The same of many queues: those whose log was cut since it had these epochs."""
+        found = {}
+        for queue, offset in offsets.items():
+            at = self.moved(queue, offset, epochs.get(queue.broker_name, 0))
+            if at is not None:
+                found[queue] = at
+        return found
+
     # --- the group --------------------------------------------------------------------------------
 
     def commit(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:

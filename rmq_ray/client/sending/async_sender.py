@@ -123,6 +123,11 @@ class InFlightWindow:
             self._bytes = max(0, self._bytes - weight)
             self._freed.notify_all()
 
+    @property
+    def bytes(self) -> int:
+        """Of what is out."""
+        return self._bytes
+
     def _take(self, broker_name: str, weight: int) -> bool:
         free = self._free.get(broker_name, self._limit)
         if free <= 0 or (self._bytes and self._bytes + weight > self._bytes_max):
@@ -189,6 +194,11 @@ class AsyncSender:
             topic = send.outcome.queue.topic
             self._end(send, SendUnknown(f"{reason}; the message may be stored", topic))
         self._call_back()
+
+    @property
+    def waiting(self) -> int:
+        """How many sends have not ended."""
+        return len(self._sends)
 
     def outcomes(self) -> list[BatchOutcome]:
         """Of the sends that are not finished."""

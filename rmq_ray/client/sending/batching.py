@@ -21,12 +21,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from rmq_ray.client.instance.identity import ProducerIdentity
 from rmq_ray.client.instance.timers import ClientTimers
 from rmq_ray.client.outgoing.send_future import BatchOutcome, SendFuture
 from rmq_ray.client.outgoing.send_payload import (
     RECORD_OVERHEAD,
     FrameParts,
+    ProducerIdentity,
     RecordsPayload,
     encode_records,
 )

@@ -17,6 +17,7 @@ that may be stored never ends as a definite failure.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -40,6 +41,7 @@ from rmq_ray.errors import (
 )
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.model.message import SendResult, SendStatus
+from rmq_ray.model.metrics import Family, Histogram, Sample
 from rmq_ray.model.namespaces import queue_without_namespace
 from rmq_ray.protocol.retry import (
     MESSAGE_ILLEGAL,
@@ -57,8 +59,102 @@ NO_FIELDS: dict[str, str] = {}
 SLICE_MS = 25.0  # of a pause, after which the route is looked at
 # of its time-out must be left to a message that joins others, and of a frame's to be joined
 LEFT_TO_SHARE = 0.9
+SEND_MS = (1, 5, 10, 20, 50, 200, 500)
+"""RocketMQ 5's buckets of ``rocketmq_send_cost_time``."""
+TOPICS_MAX = 500
+OTHERS = "(others)"
 Outcome = Command | RemotingError
 """How an attempt ended: an answer, or what the connection met."""
+
+
+class TopicSends:
+    """Of one topic: messages, and frames by their time from call to end, failed ones apart."""
+
+    __slots__ = ("failed", "failed_frames", "frames", "repeats", "sent")
+
+    def __init__(self) -> None:
+        self.sent = self.failed = self.repeats = 0
+        self.frames, self.failed_frames = Histogram(SEND_MS), Histogram(SEND_MS)
+
+
+class SendCounters:
+    """What a producer tells of its sends in numbers (docs/metrics.md): counted once a frame, when
+    it has ended. Topics beyond ``TOPICS_MAX`` count as one. Of one process. Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._topics: dict[str, TopicSends] = {}
+
+    def ended(
+        self,
+        topic: str,
+        messages: int,
+        took_ms: float,
+        *,
+        failed: bool = False,
+        repeats: int = 0,
+    ) -> None:
+        """A frame has ended after so many repeats."""
+        with self._lock:
+            found = self._topics.get(topic) or self._begin(topic)
+            found.repeats += repeats
+            if failed:
+                found.failed += messages
+                found.failed_frames.add(took_ms)
+            else:
+                found.sent += messages
+                found.frames.add(took_ms)
+
+    def families(self, frames_waiting: int, bytes_waiting: int) -> list[Family]:
+        """As Prometheus means them, without labels of the producer; with what waits now."""
+        with self._lock:
+            messages, times, repeats = [], [], []
+            for topic, found in self._topics.items():
+                good = {"topic": topic, "invocation_status": "success"}
+                bad = {"topic": topic, "invocation_status": "failure"}
+                messages.append(Sample(good, float(found.sent)))
+                messages.append(Sample(bad, float(found.failed)))
+                times += found.frames.samples(good)
+                times += found.failed_frames.samples(bad)
+                repeats.append(Sample({"topic": topic}, float(found.repeats)))
+        return [
+            Family(
+                "rmq_ray_producer_messages_total",
+                "counter",
+                "Messages whose send has ended.",
+                tuple(messages),
+            ),
+            Family(
+                "rocketmq_send_cost_time",
+                "histogram",
+                "From a send, or its frame, to its end, ms.",
+                tuple(times),
+            ),
+            Family(
+                "rmq_ray_producer_repeats_total",
+                "counter",
+                "Frames that were sent again.",
+                tuple(repeats),
+            ),
+            Family(
+                "rmq_ray_producer_frames_waiting",
+                "gauge",
+                "Asynchronous frames that have not ended.",
+                (Sample({}, float(frames_waiting)),),
+            ),
+            Family(
+                "rmq_ray_producer_bytes_waiting",
+                "gauge",
+                "Bytes of their messages.",
+                (Sample({}, float(bytes_waiting)),),
+            ),
+        ]
+
+    def _begin(self, topic: str) -> TopicSends:
+        if len(self._topics) >= TOPICS_MAX:
+            topic = OTHERS
+        return self._topics.setdefault(topic, TopicSends())
 
 
 class InFlightSend:
@@ -109,13 +205,15 @@ class InFlightSend:
         """Begin one attempt; the outcome goes to ``callback``, at once (in this thread) when
         nothing could be sent.
         """
-        instance, name = self._engine.instance, self.queue.broker_name
-        address = self.address = instance.broker_address(name)
-        callback = self._engine.choice.watching(name, callback)
+        engine, name = self._engine, self.queue.broker_name
+        address = self.address = engine.routes.broker_address(name)
+        callback = engine.choice.watching(name, callback)
         try:
             if address is None:
                 raise _no_address(name)
-            instance.invoke_async(address, self.payload.command(self.queue), timeout_ms, callback)
+            engine.link.invoke_async(
+                address, self.payload.command(self.queue), timeout_ms, callback
+            )
         except RemotingError as error:
             callback(error)
 
@@ -161,9 +259,17 @@ class InFlightSend:
         self.brokers_sent.append(self.queue.broker_name)
 
     def error(self, now_ms: float) -> SendError | None:
-        """The typed error of giving up; None: it is stored, perhaps less safely than asked for.
-        What never got to an attempt was held up on this side.
+        """It is over, and counted: the typed error of giving up; None: it is stored, perhaps less
+        safely than asked for. What never got to an attempt was held up on this side.
         """
+        is_stored = self._unreadable is None and self.stored is not None
+        self._engine.counters.ended(
+            self.payload.topic,
+            len(self.payload.message_ids),
+            now_ms - self.attempts.started_ms,
+            failed=not is_stored,
+            repeats=len(self.brokers_sent) - 1,
+        )
         if self._unreadable is not None or self.stored is not None:
             return self._unreadable
         failure, code, reason = self._failure or (
@@ -188,12 +294,12 @@ class InFlightSend:
         the payload for the same queue as then. ``address`` is where that one is known to be.
         """
         engine, topic, left = self._engine, self.payload.topic, self.queue.broker_name
-        info = engine.instance.routes.publish(topic)
+        info = engine.routes.publish(topic)
         if info is not None and info.queues:
             queue = engine.choice.next(info.queues, engine.round_robin.of(topic), left)
             self.queue = self._tried.setdefault(queue.broker_name, queue)
             if queue.broker_name != left:
-                self.address = engine.instance.broker_address(queue.broker_name)
+                self.address = engine.routes.broker_address(queue.broker_name)
 
 
 class SendEngine:
@@ -205,8 +311,11 @@ class SendEngine:
         config: ProducerConfig,
         round_robin: RoundRobin,
         choice: QueueChoice,
+        counters: SendCounters | None = None,
     ) -> None:
         self.instance = instance
+        self.link = instance.link
+        self.routes = instance.routes
         self.config = config
         self.clock = instance.clock
         self.choice = choice
@@ -214,19 +323,20 @@ class SendEngine:
         self.not_ok_elsewhere = config.retry_another_broker_when_not_store_ok
         self.raises = config.raise_on_status
         """Whether a status below SEND_OK is raised: ``client.outgoing.confirming``."""
+        self.counters = SendCounters() if counters is None else counters
 
     def of_halves(self) -> SendEngine:
         """The same, but to one broker only once it may have the payload, and any status is
         returned: what is stored is still to be ended.
         """
         config = self.config.but(idempotent=True, raise_on_status=False)
-        return SendEngine(self.instance, config, self.round_robin, self.choice)
+        return SendEngine(self.instance, config, self.round_robin, self.choice, self.counters)
 
     def brokers(self, queue: MessageQueue, pinned: bool) -> int:
         """How many brokers a send and its retries may go to: that of ``queue``, which the route
         may show no more, and others.
         """
-        info = self.instance.routes.publish(queue.topic)
+        info = self.routes.publish(queue.topic)
         if pinned or info is None:
             return 1
         return len({queue.broker_name, *info.brokers})
@@ -271,7 +381,11 @@ class SendEngine:
         shares = config.retries + 1 if repeats else 1
         outcome, address = self._attempt(payload, queue, started_ms + timeout_ms, shares)
         if isinstance(outcome, Command) and outcome.code == 0 and address is not None:
-            return frame_result(payload, self.stored_at(payload, queue, outcome, address))
+            stored = self.stored_at(payload, queue, outcome, address)
+            self.counters.ended(
+                payload.topic, len(payload.message_ids), self.clock.monotonic_ms() - started_ms
+            )
+            return frame_result(payload, stored)
         send, clock = self.in_flight(payload, queue, pinned, timeout_ms, started_ms), self.clock
         send.address = address
         while (decision := send.ended(outcome, clock.monotonic_ms())) is not None:
@@ -288,11 +402,11 @@ class SendEngine:
         """Send without an answer, once. Raises ``BrokerUnreachable`` when it could not be sent,
         ``SendUnknown`` when it broke off.
         """
-        address = self.instance.broker_address(queue.broker_name)
+        address = self.routes.broker_address(queue.broker_name)
         try:
             if address is None:
                 raise _no_address(queue.broker_name)
-            self.instance.oneway(address, payload.command(queue))
+            self.link.oneway(address, payload.command(queue))
         except RemotingError as error:
             raise oneway_failed(queue, error) from error
 
@@ -321,7 +435,7 @@ class SendEngine:
         self, payload: FramePayload, queue: MessageQueue, until_ms: float, shares: int
     ) -> tuple[Outcome, Address | None]:
         """One attempt of the calling thread with its share of the time that is left."""
-        address = self.instance.broker_address(queue.broker_name)
+        address = self.routes.broker_address(queue.broker_name)
         if address is None:
             return _no_address(queue.broker_name), None
         began_ms = self.clock.monotonic_ms()
@@ -329,7 +443,7 @@ class SendEngine:
             return ConnectFailed("the time was over before the first attempt"), None
         outcome: Outcome
         try:
-            outcome = self.instance.invoke(
+            outcome = self.link.invoke(
                 address, payload.command(queue), (until_ms - began_ms) / shares
             )
         except RemotingError as error:
@@ -340,7 +454,7 @@ class SendEngine:
     def _pause(self, send: InFlightSend, delay_ms: float) -> None:
         """Wait, but not for a broker that is found at another address meanwhile."""
         while (
-            delay_ms > 0 and self.instance.broker_address(send.queue.broker_name) == send.address
+            delay_ms > 0 and self.routes.broker_address(send.queue.broker_name) == send.address
         ):  # ends: the rest falls
             self.clock.sleep_ms(min(delay_ms, SLICE_MS))
             delay_ms -= SLICE_MS

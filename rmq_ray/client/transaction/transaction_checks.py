@@ -21,9 +21,9 @@ import numpy as np
 
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.interceptors.send_hooks import TransactionEnd
-from rmq_ray.client.messages.received import MessageExt, Page
+from rmq_ray.client.messages.received import MessageExt, PulledPage
 from rmq_ray.codec.record import decode_record
-from rmq_ray.errors import RemotingError, RmqError
+from rmq_ray.errors import RemotingError
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.model.message import PRODUCER_GROUP
 from rmq_ray.protocol.transaction import LocalTransactionState
@@ -77,10 +77,11 @@ class TransactionChecks:
                 return
             self._waiting.append((header, bytes(body), address))
             if self._thread is None:
-                self._thread = threading.Thread(
+                thread = threading.Thread(
                     target=self._run, name=f"rmq-check-{self._group}", daemon=True
                 )
-                self._thread.start()
+                thread.start()
+                self._thread = thread
             self._wake.notify()
 
     def close(self) -> None:
@@ -100,7 +101,7 @@ class TransactionChecks:
                 header, body, address = self._waiting.popleft()
             try:
                 self._answer(header, body, address)
-            except RmqError as error:
+            except Exception as error:  # noqa: BLE001 - who comes next is answered all the same
                 log.warning(
                     "a question about a transaction of group %s could not be answered; it "
                     "comes again: %s",
@@ -110,7 +111,7 @@ class TransactionChecks:
 
     def _answer(self, header: CheckTransactionHeader, body: bytes, address: Address) -> None:
         record = decode_record(body)
-        page = Page(
+        page = PulledPage(
             MessageQueue(record.topic, "", record.queue_id), body, np.array([len(body)], np.int32)
         )
         (message,) = page.messages()
@@ -144,7 +145,7 @@ class TransactionChecks:
         command = Command(RequestCode.END_TRANSACTION, fields=ending.to_fields(), remark=remark)
         if state is LocalTransactionState.UNKNOWN:
             command.flag = FLAG_ONEWAY
-            self._instance.oneway(address, command)
+            self._instance.link.oneway(address, command)
             return
         self._tell(address, command, state, message)
 

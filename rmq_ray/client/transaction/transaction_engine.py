@@ -314,7 +314,7 @@ class TransactionEngine:
         command.flag |= FLAG_ONEWAY
         try:
             if address is not None:
-                self._core.instance.oneway(address, command)
+                self._core.instance.link.oneway(address, command)
         except RemotingError as error:
             log.info(
                 "the broker %s was not told that a transaction is open; it asks by itself: %s",

@@ -4,13 +4,30 @@ menu. See ``rmq_ray.console.page`` for what a page is.
 
 from __future__ import annotations
 
-from rmq_ray.console.page import Page
-from rmq_ray.console.pages import audit, clients, cluster, groups, settings, topics
+from rmq_ray.console.page import ConsolePage
+from rmq_ray.console.pages import (
+    audit,
+    clients,
+    cluster,
+    dead_letters,
+    groups,
+    messages,
+    offsets,
+    settings,
+    topics,
+    waiting,
+    writing,
+)
 
-PAGES: tuple[Page, ...] = (
+PAGES: tuple[ConsolePage, ...] = (
     *cluster.PAGES,
     *topics.PAGES,
     *groups.PAGES,
+    *messages.PAGES,
+    *dead_letters.PAGES,
+    *waiting.PAGES,
+    *offsets.PAGES,
+    *writing.PAGES,
     *clients.PAGES,
     *settings.PAGES,
     *audit.PAGES,

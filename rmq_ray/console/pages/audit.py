@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from rmq_ray.console.page import Page, Show, Visit
+from rmq_ray.console.page import ConsolePage, Show, Visit
 from rmq_ray.console.source import Answers
 from rmq_ray.errors import ClusterError
 
@@ -53,4 +53,4 @@ def _row(line: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-PAGES: tuple[Page, ...] = (Show("/audit", audit, nav="Audit"),)
+PAGES: tuple[ConsolePage, ...] = (Show("/audit", audit, nav="Audit"),)

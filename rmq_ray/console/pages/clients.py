@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from rmq_ray.console import figures
-from rmq_ray.console.page import Page, Show, Visit
+from rmq_ray.console.page import ConsolePage, Show, Visit
 
 ROWS_MAX = 500
 
@@ -22,4 +22,4 @@ def clients(visit: Visit) -> Response:
     return visit.page("clients.html", answers, rows=found[:ROWS_MAX], found=len(found), q=wanted)
 
 
-PAGES: tuple[Page, ...] = (Show("/clients", clients, nav="Clients"),)
+PAGES: tuple[ConsolePage, ...] = (Show("/clients", clients, nav="Clients"),)

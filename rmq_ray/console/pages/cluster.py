@@ -9,7 +9,7 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 
 from rmq_ray.console import figures
-from rmq_ray.console.page import Live, Page, Show, Visit
+from rmq_ray.console.page import ConsolePage, Live, Show, Visit
 from rmq_ray.console.source import NAME_SERVER, Answers
 
 WORST_MAX = 8
@@ -60,7 +60,7 @@ def rates(visit: Visit) -> Response:
     return JSONResponse(visit.console.rates.columns())
 
 
-PAGES: tuple[Page, ...] = (
+PAGES: tuple[ConsolePage, ...] = (
     Show("/", front, nav="Cluster"),
     Live("/live/cluster", rows),
     Show("/rates.json", rates),

@@ -7,10 +7,10 @@ from typing import Any
 from starlette.responses import Response
 
 from rmq_ray.console import figures
-from rmq_ray.console.page import Live, Page, Show, Visit
+from rmq_ray.console.messages import link
+from rmq_ray.console.page import ConsolePage, Live, Show, Visit
 from rmq_ray.console.source import Answers
 from rmq_ray.errors import GroupNotFound
-from rmq_ray.model.topics import DLQ_PREFIX
 from rmq_ray.remoting.wire.overview import CLIENT, GROUP_QUEUE, named
 
 ROWS_MAX = 500
@@ -65,6 +65,7 @@ def _one(name: str, answers: Answers) -> dict[str, Any]:
             "broker": broker,
             "lag": max(0, row["high"] - max(row["low"], row["committed"] or 0)),
             "committed_age_ms": _age_of_commit(told.get(broker, {}), row),
+            "waits": _next(name, broker, row),
         }
         for broker, overview in answers.found.items()
         for row in named(GROUP_QUEUE, overview.get("group_queues", ()))
@@ -86,8 +87,15 @@ def _one(name: str, answers: Answers) -> dict[str, Any]:
         "settings": next(iter(told.values()), {}),
         "subscriptions": sorted({tuple(one) for t in told.values() for one in _subscribed(t)}),
         "conflicts": _conflicts(told),
-        "dead_letter_topic": DLQ_PREFIX + name,
     }
+
+
+def _next(group: str, broker: str, row: dict[str, Any]) -> str:
+    """The page of the message that it consumes next; "" = none waits."""
+    at = max(row["low"], row["committed"] or 0)
+    if at >= row["high"]:
+        return ""
+    return link(row["topic"], broker, row["queue"], at, group=group)
 
 
 def _subscribed(told: dict[str, Any]) -> list[list[str]]:
@@ -108,7 +116,7 @@ def _age_of_commit(told: dict[str, Any], row: dict[str, Any]) -> int | None:
     return age
 
 
-PAGES: tuple[Page, ...] = (
+PAGES: tuple[ConsolePage, ...] = (
     Show("/groups", groups, nav="Groups"),
     Show("/groups/{group}", group),
     Live("/live/groups", rows),

@@ -6,12 +6,20 @@ from collections.abc import Mapping
 
 from starlette.responses import Response
 
-from rmq_ray.console.page import Page, Show, Visit
+from rmq_ray.console.page import ConsolePage, Show, Visit
 from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.wire.frame import Buffer, Command
 
 OURS = "rmq_ray."
-OF_ONE = ("brokerName", "brokerId", "storePathRootDir", "broker_name", "broker_id")
+OF_ONE = (
+    "brokerName",
+    "brokerId",
+    "brokerIP1",
+    "listenPort",
+    "storePathRootDir",
+    "broker_name",
+    "broker_id",
+)
 """What must differ from broker to broker."""
 
 
@@ -46,4 +54,4 @@ def _rows(found: Mapping[str, Mapping[str, str]]) -> list[tuple[str, list[str], 
     return sorted(rows, key=lambda row: not row[2])
 
 
-PAGES: tuple[Page, ...] = (Show("/settings", settings, nav="Settings"),)
+PAGES: tuple[ConsolePage, ...] = (Show("/settings", settings, nav="Settings"),)

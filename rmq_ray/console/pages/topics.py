@@ -7,7 +7,7 @@ from typing import Any
 from starlette.responses import Response
 
 from rmq_ray.console import figures
-from rmq_ray.console.page import Page, Show, Visit
+from rmq_ray.console.page import ConsolePage, Show, Visit
 from rmq_ray.errors import TopicNotFound
 from rmq_ray.remoting.wire.overview import TOPIC, TOPIC_QUEUE, named
 
@@ -64,4 +64,7 @@ def topic(visit: Visit) -> Response:
     )
 
 
-PAGES: tuple[Page, ...] = (Show("/topics", topics, nav="Topics"), Show("/topics/{topic}", topic))
+PAGES: tuple[ConsolePage, ...] = (
+    Show("/topics", topics, nav="Topics"),
+    Show("/topics/{topic}", topic),
+)

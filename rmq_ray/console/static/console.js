@@ -20,7 +20,7 @@ if (place && window.uPlot) {
   const width = () => Math.max(320, Math.min(1100, place.clientWidth));
   const line = (label, name) => ({ label, stroke: colour(name), width: 2, spanGaps: false });
   const chart = new uPlot({
-    width: width(), height: 180, scales: { y: { range: (_, low, high) => [0, Math.max(1, high || 1)] } },
+    width: width(), height: 180, scales: { x: { range: (_, low, high) => [Math.min(low, high - 120), high] }, y: { range: (_, low, high) => [0, Math.max(1, high || 1)] } },
     axes: [axis, { ...axis, size: 60 }],
     series: [{}, line("stored", "--link"), line("handed out", "--well")],
   }, [[], [], []], place);

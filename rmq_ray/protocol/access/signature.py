@@ -15,10 +15,13 @@ from __future__ import annotations
 import hmac
 from base64 import b64encode
 from collections.abc import Mapping
+from functools import lru_cache
 
 ACCESS_KEY, SIGNATURE, SECURITY_TOKEN = "AccessKey", "Signature", "SecurityToken"
 UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"
 """Clients up to 4.9.3 add it without signing it, later ones sign it."""
+KNOWN_CHARS_MAX = 1_024
+"""Of all names of a request, so that nobody fills memory with what is remembered of them."""
 Signed = bytes | bytearray | memoryview
 
 
@@ -27,13 +30,20 @@ def sign(
 ) -> str:
     """The signature of a request with these ext fields and this body."""
     found = fields or {}
-    names = sorted((name for name in found if name != SIGNATURE), key=_as_java)
-    digest = hmac.new(secret_key.encode(), digestmod="sha1")
     # as Java writes half a surrogate pair: "?"
-    digest.update("".join([found[name] for name in names]).encode("utf-8", "replace"))
-    for part in body if isinstance(body, tuple) else (body,):
-        digest.update(part)
-    return b64encode(digest.digest()).decode()
+    names = tuple(found)
+    order = _known_order if len("".join(names)) <= KNOWN_CHARS_MAX else _in_order
+    values = "".join([found[name] for name in order(names)]).encode("utf-8", "replace")
+    signed = b"".join((values, *(body if isinstance(body, tuple) else (body,))))
+    return b64encode(hmac.digest(secret_key.encode(), signed, "sha1")).decode()
+
+
+def _in_order(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The signed ones of these names, as Java sorts them."""
+    return tuple(sorted((name for name in names if name != SIGNATURE), key=_as_java))
+
+
+_known_order = lru_cache(maxsize=1_024)(_in_order)
 
 
 def matches(

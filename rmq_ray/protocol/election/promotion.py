@@ -83,7 +83,7 @@ def newest_epoch(reports: Iterable[ReplicaReport]) -> int:
     )
 
 
-def elect(  # noqa: PLR0913 - all that an election looks at
+def elect(
     rules: Rules,
     standing: Standing,
     answers: Mapping[int, Answer],
@@ -109,9 +109,11 @@ def elect(  # noqa: PLR0913 - all that an election looks at
     else:
         if why := _too_few(rules, standing, ready, voting, expected, now_ms - since_ms):
             return why
-        elected = _furthest(
-            voting if _whole(voting) else ready, standing.former if order is None else order.heir
-        )
+        among = voting if _whole(voting) else ready
+        if order is not None:
+            elected = _furthest(among, order.heir, sound_first=False)
+        else:
+            elected = _furthest(among, standing.former, sound_first=rules.automatic)
         if order is None and (why := _not_allowed(rules, standing, voting, elected)):
             return why
     wait_ms = _promise(rules, standing, answers, elected, now_ms)
@@ -165,12 +167,16 @@ def _whole(voting: Mapping[int, ReplicaReport]) -> bool:
     return any(report.sound for report in voting.values())
 
 
-def _furthest(voting: Mapping[int, ReplicaReport], preferred: int | None) -> int:
+def _furthest(
+    voting: Mapping[int, ReplicaReport], preferred: int | None, *, sound_first: bool
+) -> int:
+    """Among equals the copy with the fewest broken records, then ``preferred``."""
     return max(
         voting,
         key=lambda number: (
             voting[number].log_epoch,
             voting[number].end,
+            -voting[number].broken if sound_first else 0,
             number == preferred,
             -number,
         ),

@@ -116,7 +116,7 @@ class Follower:
 
 
 @dataclass(frozen=True, slots=True)
-class Lag:
+class ReplicaLag:
     """How far a follower is behind: bytes, and how long ago it had the whole log (0 = it has it
     now).
     """
@@ -147,10 +147,13 @@ class Followers:
         """Log offset up to which every copy in sync has the log."""
 
     def begin(self, log_offset: int) -> None:
-        """The master serves (again): nobody follows, all of the log so far counts as confirmed."""
+        """The master serves (again): nobody follows. All of the log so far counts as confirmed
+        where nobody is waited for, or one copy is enough; else as soon as copies have it.
+        """
         self._followers.clear()
+        self._began = (log_offset, 0.0)
         self._approved, self._asked, self._proposed = None, frozenset(), None
-        self.confirmed = log_offset
+        self.confirmed = 0 if self._waits and self._copies_min > 1 else log_offset
 
     def lead(self, log_offset: int, approved: Iterable[int], now_ms: float) -> None:
         """The master was elected: ``approved`` slaves can be elected after it. What the log has so
@@ -274,13 +277,8 @@ class Followers:
 
     @property
     def has_begun(self) -> bool:
-        """Whether everything that the log had when this master was elected may be shown."""
-        return (
-            self._approved is None
-            or not self._waits
-            or self.confirmed >= self._began[0]
-            or self.alone
-        )
+        """Whether everything that the log had when this master began may be shown."""
+        return not self._waits or self.confirmed >= self._began[0] or self.alone
 
     @property
     def lease_until_ms(self) -> float:
@@ -330,10 +328,10 @@ class Followers:
         """Every follower, by broker id."""
         return [self._followers[broker_id] for broker_id in sorted(self._followers)]
 
-    def lag(self, follower: Follower, end: int, now_ms: float) -> Lag:
-        """See ``Lag``."""
+    def lag(self, follower: Follower, end: int, now_ms: float) -> ReplicaLag:
+        """See ``ReplicaLag``."""
         behind = max(0, end - follower.written)
-        return Lag(behind, int(now_ms - follower.caught_up_ms) if behind else 0)
+        return ReplicaLag(behind, int(now_ms - follower.caught_up_ms) if behind else 0)
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -347,7 +345,7 @@ class Followers:
         before, so who is not electable yet must have that, too.
         """
         if self._approved is None:
-            return self._held(follower) >= self.confirmed
+            return self._held(follower) >= max(self.confirmed, self._began[0])
         on_time = self._is_on_time(follower, now_ms)
         needed = (
             self.confirmed

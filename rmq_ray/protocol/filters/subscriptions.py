@@ -9,7 +9,7 @@ heartbeat overwrites the group's picture).
 
 Decides: when a group is in conflict and how that is told. Does not decide whose subscription
 counts: the newest one, as in RocketMQ, which says nothing about it; messages are then filtered for
-one member by what another one asked. Called by ``consumer_group``. Pure.
+one member by what another one asked. Pure.
 
 Costs a heartbeat that repeats what its member said before two look-ups.
 """

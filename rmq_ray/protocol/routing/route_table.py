@@ -27,16 +27,23 @@ not choose a queue (``protocol.routing.queue_selection``). Pure: a route in, val
 
 Invariants: queues are listed by broker name, then id, as RocketMQ sorts them; a queue is only
 listed for writing when its broker has a master (id 0).
+
+``similar_topics`` says which topics somebody may have meant who wrote one that does not exist. What
+is done about an unknown topic is decided elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 
 from rmq_ray.errors import MasterReplaced
 from rmq_ray.model.ids import MASTER_ID, MessageQueue
 from rmq_ray.model.topics import (
+    DLQ_PREFIX,
+    REPLY_SUFFIX,
+    RETRY_PREFIX,
     SYSTEM_TOPICS,
     BrokerData,
     DataVersion,
@@ -144,6 +151,8 @@ BROKER_EXPIRY_MS = 120_000  # since the last registration
 EPOCHS_MAX = 100_000  # broker names whose epoch is remembered, also after they left
 
 Connection = object
+Digest = tuple[int, int]
+"""CRC-32 and length of a table as it was sent."""
 
 UNIT = 1  # bits of a topic's sysFlag
 UNIT_SUB = 2
@@ -164,6 +173,7 @@ class Registration:
     topics: Mapping[str, TopicConfig] | None = None
     epoch: int | None = None
     """Of a master that a controller elected: the epoch of its election."""
+    digest: Digest | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +201,7 @@ class _Live:
     version: DataVersion
     connection: Connection
     ha_address: str
+    digest: Digest | None
 
 
 class RouteTable:
@@ -228,7 +239,7 @@ class RouteTable:
         ):
             for config in r.topics.values():
                 self._put_queues(r.broker_name, config)
-        self._live[r.address] = _Live(now_ms, r.version, connection, r.ha_address)
+        self._live[r.address] = _Live(now_ms, r.version, connection, r.ha_address, r.digest)
         return self._answer(r, first)
 
     def unregister(self, broker_name: str, broker_id: int, address: str) -> bool:
@@ -256,6 +267,16 @@ class RouteTable:
         return self._destroy(
             [address for address, live in self._live.items() if live.connection == connection]
         )
+
+    def version_of(
+        self, broker_name: str, broker_id: int, address: str, digest: Digest | None
+    ) -> DataVersion | None:
+        """Of the table that this broker sends again, byte by byte, as it does each 30 s while
+        nothing changes: it need not be read. None where it has to be.
+        """
+        live, broker = self._live.get(address), self._brokers.get(broker_name)
+        stands = broker is not None and broker.addresses.get(broker_id) == address
+        return live.version if stands and live and digest and live.digest == digest else None
 
     def data_version(self, address: str) -> DataVersion | None:
         """What the address registered last; None when it is not here (QUERY_DATA_VERSION)."""
@@ -460,3 +481,46 @@ class RouteTable:
 
 def _copy(broker: BrokerData) -> BrokerData:
     return replace(broker, addresses=dict(sorted(broker.addresses.items())))
+
+
+SIMILAR_MAX = 3
+SIMILARITY_MIN = 0.7  # 'reminders' is not meant for 'orders'
+NAMES_MAX = 10_000  # compared for one answer: a hundredth of a second each thousand
+
+
+def similar_topics(topic: str, names: Iterable[str], servers: Collection[str] = ()) -> list[str]:
+    """At most three of the users' topics among ``names``, the most similar first. ``servers``:
+    names of the cluster and of brokers, which have topics of their own.
+
+    >>> similar_topics("ordres", ["payments", "orders", "Orders", "%RETRY%orders", "TBW102"])
+    ['Orders', 'orders']
+    >>> similar_topics("reminders", ["orders"]), similar_topics("n", ["nb"], ["nb"])
+    ([], [])
+    """
+    users = sorted(
+        name for name in names if name != topic and name not in servers and not is_own_topic(name)
+    )[:NAMES_MAX]
+    folded: dict[str, list[str]] = {}
+    for name in users:
+        folded.setdefault(name.lower(), []).append(name)
+    close = get_close_matches(topic.lower(), folded, SIMILAR_MAX, SIMILARITY_MIN)
+    return [name for one in close for name in folded[one]][:SIMILAR_MAX]
+
+
+def did_you_mean(similar: Iterable[str]) -> str:
+    """The end of a sentence about an unknown topic.
+
+    >>> did_you_mean(["orders", "order"]), did_you_mean([])
+    ("; did you mean 'orders' or 'order'?", '')
+    """
+    names = " or ".join(repr(name) for name in similar)
+    return f"; did you mean {names}?" if names else ""
+
+
+def is_own_topic(name: str) -> bool:
+    """One that the queue makes for itself: nobody misspells it."""
+    return (
+        name in SYSTEM_TOPICS
+        or name.startswith((RETRY_PREFIX, DLQ_PREFIX, "rmq_sys_", "RMQ_SYS_"))
+        or name.endswith(REPLY_SUFFIX)
+    )

@@ -188,7 +188,7 @@ def _check(position: Position, bounds: Mapping[MessageQueue, tuple[int, int]]) -
 
 def _offset(
     position: Position, queue: MessageQueue, low: int, high: int, default: int, strict: bool
-) -> int:  # noqa: PLR0913 - a queue, and what is asked of it
+) -> int:
     if isinstance(position, str):
         return low if position == "earliest" else high
     offset = int(position.get(queue, default))

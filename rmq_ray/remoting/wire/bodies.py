@@ -41,6 +41,7 @@ from rmq_ray.model.topics import (
     QueueData,
     TopicConfig,
     TopicRoute,
+    bound_of,
     retention_of,
     topic_attributes,
 )
@@ -478,6 +479,7 @@ def decode_topic(found: Mapping[str, Any]) -> TopicConfig:
         sys_flag=int(found.get("topicSysFlag") or 0),
         order=bool(found.get("order")),
         retention_hours=retention_of(found.get("attributes")),
+        bound=bound_of(found.get("attributes")),
     )
 
 

@@ -92,17 +92,22 @@ def encode_running_info(
     properties: Mapping[str, str],
     queues: Mapping[MessageQueue, Mapping[str, Any]],
     topics: Mapping[str, Mapping[str, Any]],
+    subscriptions: Iterable[Subscription] = (),
+    stacks: str | None = None,
 ) -> bytes:
-    """Answer to 307: what the member is, its queues, its rates by topic."""
+    """Answer to 307: what the member is, its queues, its rates by topic, and where its threads
+    stand, where that was asked for.
+    """
     return write(
         {
+            "jstack": stacks,
             "mqTable": {
                 tuple(sorted(encode_queue(queue).items())): dict(info)
                 for queue, info in queues.items()
             },
             "properties": dict(properties),
             "statusTable": {topic: dict(rates) for topic, rates in topics.items()},
-            "subscriptionSet": [],
+            "subscriptionSet": [encode_subscription(one) for one in subscriptions],
         }
     )
 
@@ -199,19 +204,20 @@ def encode_consume_stats(
 
 
 def encode_broker_consume_stats(
-    address: str, groups: Mapping[str, Sequence[Mapping[MessageQueue, Progress]]]
+    address: str,
+    groups: Mapping[str, Sequence[tuple[Mapping[MessageQueue, Progress], float]]],
 ) -> bytes:
     """Answer to GET_BROKER_CONSUME_STATS 317: of each group one ``ConsumeStats`` for each of its
-    topics; ``totalDiff``: all lag together.
+    topics, with the messages a second that it was handed out; ``totalDiff``: all lag together.
     """
     total = sum(
         p.broker_offset - p.consumer_offset
         for topics in groups.values()
-        for progress in topics
+        for progress, _ in topics
         for p in progress.values()
     )
     stats = [
-        {group: [_consume_stats(progress, 0.0) for progress in topics]}
+        {group: [_consume_stats(progress, tps) for progress, tps in topics]}
         for group, topics in sorted(groups.items())
     ]
     return write({"brokerAddr": address, "consumeStatsList": stats, "totalDiff": total})
@@ -339,7 +345,7 @@ def encode_producer_connections(clients: Iterable[ClientConnection]) -> bytes:
     return write({"connectionSet": [_connection(client) for client in clients]})
 
 
-def encode_consumer_connections(  # noqa: PLR0913 - the members of the JSON object
+def encode_consumer_connections(
     clients: Iterable[ClientConnection],
     consume_type: ConsumeType,
     model: MessageModel,
@@ -435,13 +441,31 @@ def encode_delay_offsets(table: Mapping[int, int]) -> bytes:
     return write({"offsetTable": dict(table)})
 
 
-def encode_consume_queue(low: int, high: int, entries: Sequence[tuple[int, int, int]]) -> bytes:
-    """Answer to QUERY_CONSUME_QUEUE 321; an entry is (log offset, size, tags code)."""
+def encode_consume_queue(
+    low: int,
+    high: int,
+    entries: Sequence[tuple[int, int, int, bool]],
+    subscription: Subscription | None = None,
+) -> bytes:
+    """Answer to QUERY_CONSUME_QUEUE 321; an entry is (log offset, size, tags code, whether the
+    group's filter lets it through).
+    """
     data = [
-        {"eval": False, "physicOffset": offset, "physicSize": size, "tagsCode": code}
-        for offset, size, code in entries
+        {"eval": passes, "physicOffset": offset, "physicSize": size, "tagsCode": code}
+        for offset, size, code, passes in entries
     ]
-    return write({"maxQueueIndex": high, "minQueueIndex": low, "queueData": data})
+    found: dict[str, Any] = {"maxQueueIndex": high, "minQueueIndex": low, "queueData": data}
+    if subscription is not None:
+        found["subscriptionData"] = encode_subscription(subscription)
+        found["filterData"] = "null"  # of bit maps in the consume queue's extension
+    return write(found)
+
+
+def encode_broker_stats(windows: Mapping[str, tuple[int, float]]) -> bytes:
+    """Answer to VIEW_BROKER_STATS_DATA 315: ``statsMinute``, ``statsHour``, ``statsDay`` -> (sum,
+    a second).
+    """
+    return write({name: {"sum": total, "tps": tps} for name, (total, tps) in windows.items()})
 
 
 # --- batches --------------------------------------------------------------------------------------

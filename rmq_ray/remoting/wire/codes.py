@@ -69,6 +69,7 @@ class RequestCode(IntEnum):
     QUERY_TOPIC_CONSUME_BY_WHO = 300
     GET_SYSTEM_TOPIC_LIST_FROM_NS = 304
     GET_SYSTEM_TOPIC_LIST_FROM_BROKER = 305
+    CLEAN_EXPIRED_CONSUMEQUEUE = 306
     GET_CONSUMER_RUNNING_INFO = 307
     CONSUME_MESSAGE_DIRECTLY = 309
     SEND_MESSAGE_V2 = 310
@@ -76,6 +77,8 @@ class RequestCode(IntEnum):
     GET_HAS_UNIT_SUB_TOPIC_LIST = 312
     GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST = 313
     CLONE_GROUP_OFFSET = 314
+    VIEW_BROKER_STATS_DATA = 315
+    CLEAN_UNUSED_TOPIC = 316
     GET_BROKER_CONSUME_STATS = 317
     UPDATE_NAMESRV_CONFIG = 318
     GET_NAMESRV_CONFIG = 319
@@ -88,6 +91,8 @@ class RequestCode(IntEnum):
     ADD_WRITE_PERM_OF_BROKER = 327
     GET_ALL_PRODUCER_INFO = 328
     DELETE_EXPIRED_COMMITLOG = 329
+    GET_TOPIC_CONFIG = 351
+    """RocketMQ 5's tools ask for one topic's settings."""
     RECALL_MESSAGE = 370
     """RocketMQ 5's: take a message back that waits for its delivery time."""
     HELLO = 20001
@@ -114,6 +119,10 @@ class RequestCode(IntEnum):
     """
     REPLICA_STATE = 20042
     """Ours: what a slave keeps besides topics, groups and offsets."""
+    GIVE_RECORDS = 20080
+    """Ours: a slave's whole records for a stretch that its master has broken, and asked for in an
+    answer to REPLICATE.
+    """
     BUNDLE = 20060
     """Ours: several single requests of one client in one frame; see
     ``server.send.bundle_handler``.
@@ -145,6 +154,16 @@ class RequestCode(IntEnum):
     BROKER_OVERVIEW = 20027
     """Ours: groups with their lag, topics, clients and status of a broker in one answer; see
     ``remoting.wire.overview``.
+    """
+    BROWSE_MESSAGES = 20100
+    """Ours: messages of all queues of a topic for people to look at; see
+    ``remoting.wire.browse``.
+    """
+    NOTE_CHANGE = 20101
+    """Ours: a line of the audit log for what a console does that no other request tells."""
+    BROKER_SETTINGS = 20070
+    """Ours: settings that change while a broker runs, their limits and sources; see
+    ``server.admin.settings_handlers``.
     """
     POP_RECORDS = 20030
     """Ours: take messages of any queue for a time; see ``remoting.wire.pops``."""
@@ -205,6 +224,10 @@ class ResponseCode(IntEnum):
     NOT_AUTHORIZED = 20004
     """Ours: the account has not the right that this needs; the remark says which one, and on what.
     Apache RocketMQ's clients get code 1, as its own brokers answer.
+    """
+    TOPIC_FULL = 20090
+    """Ours: as much of a bounded topic waits for its consumers as may; nothing was written.
+    Apache RocketMQ's clients get code 2, SYSTEM_BUSY.
     """
     LOG_DIVERGED = 20040
     """Ours: a slave's log is no prefix of the master's; the remark says where they part."""

@@ -29,7 +29,10 @@ import json
 import re
 import struct
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
 
 from rmq_ray.errors import FrameTooLarge, MalformedFrame
 from rmq_ray.model import fastjson
@@ -206,6 +209,7 @@ clients write hold 32 KiB of properties.
 FIELDS_MAX = 1_024
 """Ext fields of one frame; RocketMQ's richest request has 25."""
 
+_Int32 = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
 _LENGTH = struct.Struct(">i")
 _SHORT = struct.Struct(">h")
 _BARE = struct.Struct(">IhbhiiII")
@@ -390,7 +394,7 @@ def _json_header(command: Command, opaque: int, flag: int) -> bytes:
     header["serializeTypeCurrentRPC"] = "JSON"
     header["version"] = command.version
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":"))
-    if _NOT_AS_FASTJSON.search(text):
+    if (not text.isascii() or "\\u" in text or "\x7f" in text) and _NOT_AS_FASTJSON.search(text):
         text = _as_fastjson(header)
     return text.encode("utf-8", "replace")  # Java, too, writes '?' for half a surrogate pair
 
@@ -434,7 +438,47 @@ def _binary_header(command: Command, opaque: int, flag: int) -> bytes:
     return b"".join((fixed, remark, _LENGTH.pack(len(fields)), fields))
 
 
+class _PlainHeader(Struct, gc=False, forbid_unknown_fields=True):
+    """A JSON header as all clients but odd ones write it."""
+
+    code: _Int32 = 0
+    opaque: _Int32 = 0
+    flag: _Int32 = 0
+    extFields: dict[str, str] | None = None  # noqa: N815 - as it is on the wire
+    remark: str | None = None
+    language: str = LANGUAGES[0]
+    serializeTypeCurrentRPC: str = ""  # noqa: N815
+    version: _Int32 = 0
+
+
+_read_plain = msgspec.json.Decoder(_PlainHeader).decode
+
+
 def _from_json(header: memoryview, body: Buffer) -> Command:
+    """Most headers are read by msgspec, four times as fast; what it does not take is judged by the
+    reader that knows fastjson's dialect.
+    """
+    try:
+        plain = _read_plain(header)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return _from_odd_json(header, body)
+    fields = plain.extFields
+    if fields is not None and len(fields) > FIELDS_MAX:
+        return _from_odd_json(header, body)
+    return Command(
+        plain.code,
+        plain.opaque,
+        plain.flag,
+        fields,
+        body,
+        plain.remark,
+        _LANGUAGE_NUMBER.get(plain.language, OTHER_LANGUAGE),
+        plain.version,
+        JSON,
+    )
+
+
+def _from_odd_json(header: memoryview, body: Buffer) -> Command:
     try:
         found = fastjson.loads(header)
     except ValueError as error:

@@ -221,23 +221,31 @@ class SearchOffsetHeader(Header):
     timestamp_ms: int
 
 
-@header()
+@header(with_epoch="rmqWithEpoch")
 class QueryOffsetHeader(Header):
     """QUERY_CONSUMER_OFFSET 14. ``set_zero_if_not_found`` False (RocketMQ 5): only an offset that
-    was committed is one; brokers of 4.9 do not know it.
+    was committed is one; brokers of 4.9 do not know it. ``with_epoch`` (ours): the answer shall
+    name the log's epoch.
     """
 
     consumer_group: str
     topic: str
     queue_id: Int32
     set_zero_if_not_found: bool | None = None
+    with_epoch: bool | None = None
 
 
-@header(lock_epoch="rmqLockEpoch", client_id="rmqClient")
+@header(
+    lock_epoch="rmqLockEpoch",
+    client_id="rmqClient",
+    log_epoch="rmqLogEpoch",
+    increase_only="rmqIncreaseOnly",
+)
 class UpdateOffsetHeader(Header):
     """UPDATE_CONSUMER_OFFSET 15. ``lock_epoch`` (ours): under which lock of the queue this was
     consumed in order. ``client_id`` (ours): a consumer says so, whatever this connection has told
-    before; tools leave it out.
+    before; tools leave it out. ``log_epoch`` (ours): of the answer that brought the reader there.
+    ``increase_only`` (ours): nobody asked to go back, so what is higher stays.
     """
 
     consumer_group: str
@@ -246,20 +254,37 @@ class UpdateOffsetHeader(Header):
     commit_offset: int
     lock_epoch: int | None = None
     client_id: str | None = None
+    log_epoch: int | None = None
+    increase_only: bool | None = None
 
 
-@header()
+@header(since="rmqSince")
+class AllOffsetsHeader(Header):
+    """GET_ALL_CONSUMER_OFFSET 43. ``since`` (ours): only what changed behind that change, if the
+    broker can tell.
+    """
+
+    since: int | None = None
+
+
+@header(change="rmqChange", since="rmqSince")
+class AllOffsetsAnswer(Header):
+    """Answer of 43. ``change`` (ours): the latest one in it. ``since`` (ours): the body holds no
+    more than what changed behind that one.
+    """
+
+    change: int | None = None
+    since: int | None = None
+
+
+@header(log_epoch="rmqLogEpoch")
 class OffsetAnswer(Header):
-    """Answer of 14, 29, 30, 31."""
+    """Answer of 14, 29, 30, 31. ``log_epoch`` (ours): in which the offset holds, where 14 was asked
+    for it.
+    """
 
     offset: int
-
-
-@header(timestamp_ms="timestamp")
-class TimestampAnswer(Header):
-    """Answer of 32; -1 = nothing stored."""
-
-    timestamp_ms: int
+    log_epoch: int | None = None
 
 
 @header()
@@ -284,14 +309,6 @@ class QueryMessageHeader(Header):
     begin_ms: int
     end_ms: int
     unique_key: bool | None = None
-
-
-@header(updated_ms="indexLastUpdateTimestamp", updated_offset="indexLastUpdatePhyoffset")
-class QueryMessageAnswer(Header):
-    """How far the index is."""
-
-    updated_ms: int
-    updated_offset: int
 
 
 @header(client_id="clientID")
@@ -431,6 +448,14 @@ class ConsumeQueueHeader(Header):
     index: int
     count: Int32
     consumer_group: str | None = None
+
+
+@header()
+class BrokerStatsHeader(Header):
+    """VIEW_BROKER_STATS_DATA 315: one statistic of one topic, group or cluster."""
+
+    stats_name: str
+    stats_key: str
 
 
 @header()

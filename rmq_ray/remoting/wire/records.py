@@ -216,7 +216,7 @@ def unpack_scan(body: Body) -> ScanRecords:
     return ScanRecords(*_unpack(body, (str, int, int, int, int, int)))
 
 
-def pack_pull_answer(  # noqa: PLR0913 - the answer's fields in their order on the wire
+def pack_pull_answer(
     next_offset: int,
     low: int,
     high: int,
@@ -240,7 +240,7 @@ def pack_found(
     suggested_broker: int,
     sizes: Sequence[int] | Lengths,
     records: bytes,
-) -> bytes:  # noqa: PLR0913 - as above
+) -> bytes:
     """``pack_pull_answer`` of all that lies between an offset and the queue's end, fewer than
     ``FEW`` records.
     """

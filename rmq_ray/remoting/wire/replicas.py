@@ -1,4 +1,5 @@
-"""Bodies of the requests between a slave and its master: FOLLOW_LOG, REPLICATE, REPLICA_STATE.
+"""Bodies of the requests between a slave and its master: FOLLOW_LOG, REPLICATE, REPLICA_STATE,
+GIVE_RECORDS.
 
     FOLLOW_LOG     request  msgpack [broker id, address, log or "", tail begin, tail end, tail
                             CRC-32]: what the slave's log ends with
@@ -9,6 +10,11 @@
                             offset of bytes that were no record, -1 = none
                    answer   offset i64 | end i64 | confirmed i64 | epoch i64 | length i32 | broken,
                             msgpack [[log offset, bytes, fault], ...] | bytes
+                            header field "wanted": "<log offset> <bytes>" of a stretch that the
+                            master has broken and this slave may have whole
+    GIVE_RECORDS   request  epoch i64 | log offset i64 | the slave's whole records from there on,
+                            none where it has none
+                   answer   none: they are looked at later
     REPLICA_STATE  request  none
                    answer   msgpack {"timer": [due ms, offset, first, cancel from], "end": the log's
                             end, "versions": [topics' counter, time, groups' counter,
@@ -29,12 +35,15 @@ from typing import Any, NamedTuple
 import msgpack
 
 from rmq_ray.errors import MalformedFrame
+from rmq_ray.model.topics import DataVersion
 from rmq_ray.remoting.wire.frame import Body, Buffer
 
 BYTES_MAX = 48 << 20
 """Of one answer: any frame that a connection can bring."""
 WAIT_MS_MAX = 10_000
+WANTED = "wanted"
 _HEAD = struct.Struct(">qqqqi")
+_GIVEN = struct.Struct(">qq")
 _EPOCHS_MAX = 10_000
 _INT_MAX = 1 << 63
 
@@ -91,6 +100,46 @@ class LogPiece(NamedTuple):
     epoch: int
     broken: list[tuple[int, int, str]]
     data: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class GivenBytes:
+    """What a slave of ``epoch`` has of a stretch that its master has broken: whole records from its
+    beginning on, or nothing.
+    """
+
+    epoch: int
+    log_offset: int
+    data: bytes
+
+
+def pack_wanted(log_offset: int, size: int) -> str:
+    """The header field of an answer to REPLICATE."""
+    return f"{log_offset} {size}"
+
+
+def unpack_wanted(text: str) -> tuple[int, int]:
+    """Reads what ``pack_wanted`` wrote: (log offset, bytes)."""
+    offset, _, size = text.partition(" ")
+    if not (offset.isdecimal() and size.isdecimal() and len(text) < 40):
+        raise MalformedFrame(f"wanted stretch {text[:40]!r} is no log offset and size")
+    return int(offset), int(size)
+
+
+def pack_given(given: GivenBytes) -> tuple[Buffer, ...]:
+    """Request body of GIVE_RECORDS."""
+    return _GIVEN.pack(given.epoch, given.log_offset), given.data
+
+
+def unpack_given(body: Body) -> GivenBytes:
+    """Reads what ``pack_given`` wrote; the bytes are a copy."""
+    data = b"".join(body) if isinstance(body, tuple) else bytes(body)
+    if len(data) < _GIVEN.size:
+        raise MalformedFrame(f"GIVE_RECORDS of {len(data)} bytes; {_GIVEN.size} at least")
+    epoch, log_offset = _GIVEN.unpack_from(data)
+    if min(epoch, log_offset) < 0:
+        raise MalformedFrame(f"GIVE_RECORDS of epoch {epoch} at log offset {log_offset}")
+    return GivenBytes(epoch, log_offset, data[_GIVEN.size :])
 
 
 def pack_follow(asked: FollowLog) -> bytes:
@@ -177,6 +226,19 @@ def unpack_piece(body: Body) -> LogPiece:
             raise MalformedFrame("broken stretches must be [log offset, bytes, fault]")
         broken.append((entry[0], entry[1], entry[2]))
     return LogPiece(offset, end, confirmed, epoch, broken, view[at:])
+
+
+def unpack_settings(body: Buffer) -> tuple[dict[str, str], DataVersion]:
+    """Of the answer to BROKER_SETTINGS what a slave keeps: its master's changed settings, their
+    version.
+    """
+    try:
+        found = msgpack.unpackb(body)
+        changes = {str(name): str(text) for name, text in found["changes"].items()}
+        counter, timestamp_ms = found["version"]
+        return changes, DataVersion(int(counter), int(timestamp_ms))
+    except (ValueError, TypeError, LookupError, AttributeError, msgpack.UnpackException) as error:
+        raise MalformedFrame(f"answer to BROKER_SETTINGS is none: {error!r:.80}") from None
 
 
 def pack_state(timer: tuple[int, int, int, int], end: int, versions: tuple[int, ...]) -> bytes:

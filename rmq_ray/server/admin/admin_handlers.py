@@ -1,4 +1,4 @@
-"""What a broker tells about itself, and pins for readers beside its log: 26, 28, 45, STORE_INFO,
+"""What a broker tells about itself, and pins for readers beside its log: 26, 45, STORE_INFO,
 BROKER_STATUS, PIN, UNPIN (remoting 5).
 
 Decides: the names under which values are told. Does not decide the values. BROKER_STATUS and 26 are
@@ -15,22 +15,22 @@ from typing import Any
 import msgpack
 
 from rmq_ray.clock import Clock
-from rmq_ray.config import BrokerConfig
+from rmq_ray.config import ForeignClients, TlsMode
 from rmq_ray.errors import MalformedFrame
-from rmq_ray.files import FileSystem, host_id
+from rmq_ray.files import host_id
 from rmq_ray.model.fastjson import dumps
-from rmq_ray.model.topics import SCHEDULE_TOPIC
+from rmq_ray.model.topics import TRACE_TOPIC
 from rmq_ray.ports import Peer
-from rmq_ray.remoting.wire import bodies, bodies_admin
+from rmq_ray.protocol.live_settings import SETTINGS, configured
+from rmq_ray.remoting.wire import bodies_admin
 from rmq_ray.remoting.wire.frame import Command
-from rmq_ray.server.base.counters import Counters, PutRate
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.delay.delay_service import DelayService
+from rmq_ray.server.tables.broker_settings import BrokerSettings
 from rmq_ray.server.tables.topic_table import TopicTable
 from rmq_ray.store.front.message_store import MessageStore
 
-VERSION_TEXT = "V4_9_7"
 PIN_MS_MAX = 24 * 3_600_000
 PIN_MS_DEFAULT = 600_000
 
@@ -38,54 +38,58 @@ PIN_MS_DEFAULT = 600_000
 class AdminHandlers:
     """``status()``: the broker's status map."""
 
-    def __init__(  # noqa: PLR0913 - it tells about everything
+    def __init__(
         self,
         keeper: StoreKeeper,
         identity: Identity,
-        config: BrokerConfig,
+        settings: BrokerSettings,
         topics: TopicTable,
         delays: DelayService,
-        counters: Counters,
-        rate: PutRate,
         clock: Clock,
         status: Callable[[], dict[str, Any]],
-        files: FileSystem,
     ) -> None:
         self._keeper = keeper
         self._identity = identity
-        self._config = config
+        self._settings = settings
         self._topics = topics
         self._delays = delays
-        self._counters = counters
-        self._rate = rate
         self._clock = clock
         self._status = status
-        self._files = files
 
     def broker_config(self, command: Command, peer: Peer) -> Command:
         """26: ``key=value`` lines, RocketMQ's names where it has the setting."""
-        config, identity = self._config, self._identity
-        lines = {
+        config, identity = self._settings.config, self._identity
+        live = {one.rocketmq: one for one in SETTINGS.values() if one.rocketmq}
+        lines: dict[str, object] = {
+            name: value * 100 if one.percent else value
+            for name, one in live.items()
+            for value in (configured(config, one.name),)
+        }
+        lines |= {
             "brokerName": identity.name,
             "brokerId": identity.broker_id,
             "brokerClusterName": identity.cluster,
             "brokerPermission": identity.permission,
-            "autoCreateTopicEnable": config.auto_create_topics,
-            "autoCreateSubscriptionGroup": config.auto_create_groups,
-            "defaultTopicQueueNums": config.default_topic_queues,
-            "longPollingEnable": config.long_polling,
-            "shortPollingTimeMills": config.short_polling_ms,
             "messageDelayLevel": config.delay_levels,
             "flushDiskType": config.store.flush.name,
             "storePathRootDir": config.store.path,
             "mappedFileSizeCommitLog": config.store.segment_bytes,
-            "maxMessageSize": config.store.body_bytes_max,
-            "fileReservedTime": config.store.reserved_hours,
-            "deleteWhen": config.store.delete_when,
             "namesrvAddr": ";".join(config.name_servers),
-            "brokerRole": "SLAVE" if identity.is_slave else "ASYNC_MASTER",
+            "brokerRole": "SLAVE" if identity.is_slave else config.replication.name,
+            "brokerIP1": identity.address.rpartition(":")[0],
+            "listenPort": identity.address.rpartition(":")[2],
+            "slaveReadEnable": config.slave_reads,
+            "enablePropertyFilter": config.property_filter,
+            "rejectTransactionMessage": config.reject_transactions,
+            "aclEnable": config.foreign is ForeignClients.ACL,
+            "useTLS": config.tls.mode is not TlsMode.DISABLED,
+            "traceOn": True,
+            "traceTopicEnable": False,
+            "msgTraceTopicName": TRACE_TOPIC,
+            "filterServerNums": 0,
         }
         lines |= {f"rmq_ray.{name}": value for name, value in _flat(config, "")}
+        lines |= self._settings.limits()
         text = "".join(f"{name}={_text(value)}\n" for name, value in lines.items())
         version = self._topics.version
         return command.answer(
@@ -93,57 +97,6 @@ class AdminHandlers:
                 "version": dumps({"counter": version.counter, "timestamp": version.timestamp_ms})
             },
             body=text.encode(),
-        )
-
-    def runtime_info(self, command: Command, peer: Peer) -> Command:
-        """28: RocketMQ's table of runtime values (protocol-behaviour 25)."""
-        store, counters, now_ms = self._store(), self._counters, self._clock.now_ms()
-        ratio = f"{self._files.disk_space(self._config.store.path).used_ratio:.4f}"
-        puts, gets, misses = self._rate.put_tps(), self._rate.get_tps(), self._rate.miss_tps()
-        table = {
-            "bootTimestamp": self._identity.boot_ms,
-            "runtime": _duration(now_ms - self._identity.boot_ms),
-            "brokerVersionDesc": VERSION_TEXT,
-            "brokerVersion": 407,
-            "putTps": puts,
-            "getTotalTps": gets,
-            "getFoundTps": gets,
-            "getMissTps": misses,
-            "getTransferedTps": gets,
-            "msgPutTotalTodayNow": counters.put_messages,
-            "msgPutTotalTodayMorning": 0,
-            "msgPutTotalYesterdayMorning": 0,
-            "msgGetTotalTodayNow": counters.got_messages,
-            "msgGetTotalTodayMorning": 0,
-            "msgGetTotalYesterdayMorning": 0,
-            "sendThreadPoolQueueSize": 0,
-            "sendThreadPoolQueueCapacity": 10_000,
-            "sendThreadPoolQueueHeadWaitTimeMills": 0,
-            "pullThreadPoolQueueSize": 0,
-            "pullThreadPoolQueueCapacity": 100_000,
-            "pullThreadPoolQueueHeadWaitTimeMills": 0,
-            "queryThreadPoolQueueSize": 0,
-            "queryThreadPoolQueueCapacity": 20_000,
-            "queryThreadPoolQueueHeadWaitTimeMills": 0,
-            "EndTransactionQueueSize": 0,
-            "EndTransactionThreadPoolQueueCapacity": 100_000,
-            "pageCacheLockTimeMills": 0,
-            "dispatchBehindBytes": store.end_offset - store.visible_offset,
-            "commitLogMaxOffset": store.visible_offset,
-            "commitLogMinOffset": store.begin_offset,
-            "commitLogDiskRatio": ratio,
-            "consumeQueueDiskRatio": ratio,
-            "earliestMessageTimeStamp": store.earliest_store_ms(),
-            "remainTransientStoreBufferNumbs": 0,
-            **{
-                f"scheduleMessageOffset_{level}": (
-                    f"{offset},{store.bounds(SCHEDULE_TOPIC, level - 1)[1]}"
-                )
-                for level, offset in self._delays.offsets().items()
-            },
-        }
-        return command.answer(
-            body=bodies.encode_table({name: _text(value) for name, value in table.items()})
         )
 
     def delay_offsets(self, command: Command, peer: Peer) -> Command:
@@ -161,20 +114,20 @@ class AdminHandlers:
         store = self._store()
         info = {
             "host_id": host_id(),
-            "path": self._config.store.path,
+            "path": self._settings.config.store.path,
             "identity": store.identity,
             "epoch": store.epoch,
             "visible_end": store.visible_offset,
-            "segment_bytes": self._config.store.segment_bytes,
-            "consume_queue_entries": self._config.store.consume_queue_entries,
+            "segment_bytes": self._settings.config.store.segment_bytes,
+            "consume_queue_entries": self._settings.config.store.consume_queue_entries,
             "broker_name": self._identity.name,
             "broker_id": self._identity.broker_id,
         }
         return command.answer(body=msgpack.packb(info))
 
     def pin(self, command: Command, peer: Peer) -> Command:
-        """PIN_SEGMENTS: msgpack [topic, {queue id: first offset}, duration ms] -> {"pin": id}:
-        retention spares what lies from there on.
+        """PIN_SEGMENTS: msgpack [topic, {queue id: first offset}, duration ms] -> {"pin": id,
+        "bytes": how much of the log that is}: retention spares what lies from there on.
         """
         asked = _unpack(command)
         if (
@@ -197,9 +150,9 @@ class AdminHandlers:
         deadline_ms = self._clock.now_ms() + min(
             duration_ms if duration_ms > 0 else PIN_MS_DEFAULT, PIN_MS_MAX
         )
-        return command.answer(
-            body=msgpack.packb({"pin": store.pin(from_log_offset, deadline_ms, _owner(peer))})
-        )
+        pin = store.pin(from_log_offset, deadline_ms, _owner(peer))
+        kept = max(0, store.visible_offset - from_log_offset)
+        return command.answer(body=msgpack.packb({"pin": pin, "bytes": kept}))
 
     def unpin(self, command: Command, peer: Peer) -> Command:
         """UNPIN_SEGMENTS: msgpack [pin id]; an account gives back its own."""
@@ -249,9 +202,3 @@ def _text(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value.value) if isinstance(value, Enum) else str(value)
-
-
-def _duration(elapsed_ms: int) -> str:
-    seconds = elapsed_ms // 1_000
-    days, hours, minutes = seconds // 86_400, seconds // 3_600 % 24, seconds // 60 % 60
-    return f"[ {days} days, {hours} hours, {minutes} minutes, {seconds % 60} seconds ]"

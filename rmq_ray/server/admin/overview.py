@@ -304,12 +304,8 @@ def _client(group: str, mode: str, channel: object, client: Any) -> list[Any]:
 
 
 def _of_store(store: MessageStore, tables: _Tables) -> dict[str, Any]:
-    """Beside the loop. All bounds are read once, in one pass."""
-    bounds = {
-        topic: [store.bounds(topic, queue_id) for queue_id in range(count)]
-        for topic, count in tables.queues.items()
-        if tables.parts & {"groups", "topics"} or tables.topic or tables.group
-    }
+    """Beside the loop. Bounds are read once: all in one pass, or those of what is asked for."""
+    bounds = _bounds(store, tables)
     found: dict[str, Any] = {}
     if "groups" in tables.parts:
         found["lags"] = _lags(store, tables, bounds)
@@ -331,6 +327,21 @@ def _of_store(store: MessageStore, tables: _Tables) -> dict[str, Any]:
     if tables.group:
         found["group_queues"] = _progress(store, tables, bounds)
     return found
+
+
+def _bounds(store: MessageStore, tables: _Tables) -> dict[str, list[tuple[int, int]]]:
+    if tables.parts & {"groups", "topics"}:
+        there, none = store.queues(), (0, 0)
+        return {
+            topic: [there.get((topic, queue_id), none) for queue_id in range(count)]
+            for topic, count in tables.queues.items()
+        }
+    wanted = {tables.topic, *(name for name, group in tables.offsets if group == tables.group)}
+    return {
+        topic: [store.bounds(topic, queue_id) for queue_id in range(count)]
+        for topic, count in tables.queues.items()
+        if topic in wanted
+    }
 
 
 def _lags(

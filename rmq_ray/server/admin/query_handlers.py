@@ -1,5 +1,5 @@
-"""Finding messages and reading progress: 12, 33, 202, 203, 204, 208, 317-free administration of
-what is stored (remoting 3, 5; protocol-behaviour 23).
+"""Finding messages and reading progress: 12, 33, 202, 203, 204, 208, 321 (remoting 3, 5;
+protocol-behaviour 23).
 
 Decides: how many records a query returns. Key queries and statistics read the disk: they run beside
 the loop, and their answer comes later.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from rmq_ray.clock import Clock
 from rmq_ray.codec.record import decode_record
+from rmq_ray.model.groups import TAG
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.access.decision import Action
@@ -17,6 +18,7 @@ from rmq_ray.remoting.wire.bodies_admin import ClientConnection, Progress, Queue
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command, language
 from rmq_ray.remoting.wire.headers import (
+    ConsumeQueueHeader,
     ConsumerGroupHeader,
     ConsumeStatsHeader,
     ProducerGroupHeader,
@@ -26,6 +28,7 @@ from rmq_ray.remoting.wire.headers import (
 )
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.responses import AnswerFrom, CheckTopic, Refused, everybody_may
+from rmq_ray.server.base.statistics import Statistics
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.groups.consume_stats import store_ms_at
 from rmq_ray.server.groups.membership import GroupMembership
@@ -34,12 +37,13 @@ from rmq_ray.server.tables.topic_table import TopicTable
 from rmq_ray.store.front.message_store import MessageStore
 
 QUERY_RECORDS_MAX = 64
+QUEUE_ENTRIES_MAX = 1_000
 
 
 class QueryHandlers:
     """See the module."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what queries read
         self,
         keeper: StoreKeeper,
         identity: Identity,
@@ -48,10 +52,12 @@ class QueryHandlers:
         members: GroupMembership,
         answer_from: AnswerFrom,
         clock: Clock,
+        statistics: Statistics,
         check_topic: CheckTopic = everybody_may,
     ) -> None:
         self._check_topic = check_topic
         self._clock = clock
+        self._statistics = statistics
         self._keeper = keeper
         self._identity = identity
         self._topics = topics
@@ -133,6 +139,35 @@ class QueryHandlers:
             lambda found: command.answer(fields=kept, body=bodies_admin.encode_topic_stats(found)),
         )
 
+    def consume_queue(self, command: Command, peer: Peer) -> Command:
+        """321: entries of a consume queue from an index on, at most ``QUEUE_ENTRIES_MAX``; with a
+        group that is there, which of them its tags let through, as the broker knows it.
+        """
+        header = ConsumeQueueHeader.from_fields(command.fields)
+        store = self._store()
+        low, high = store.bounds(header.topic, header.queue_id)
+        if low == high and self._topics.get(header.topic) is None:
+            raise Refused(f"topic[{header.topic}] not exist", ResponseCode.TOPIC_NOT_EXIST)
+        group = self._members.consumers.find(header.consumer_group or "")
+        subscription = None if group is None else group.subscriptions.get(header.topic)
+        by_tags = subscription is not None and subscription.expression_type == TAG
+        codes = subscription.codes if subscription is not None else frozenset()
+        begin = min(max(low, header.index), high)
+        found = store.entries(
+            header.topic, header.queue_id, begin, max(0, min(header.count, QUEUE_ENTRIES_MAX))
+        )
+        entries = [
+            (
+                int(at),
+                int(size),
+                int(code),
+                by_tags and (not codes or code in codes),
+            )
+            for at, size, code in found.tolist()
+        ]
+        body = bodies_admin.encode_consume_queue(low, high, entries, subscription)
+        return command.answer(fields={}, body=body)
+
     def consume_stats(self, command: Command, peer: Peer) -> None:
         """208: how far a group is, per queue; without a topic all that it consumes."""
         header = ConsumeStatsHeader.from_fields(command.fields)
@@ -160,11 +195,15 @@ class QueryHandlers:
                 )
             return found
 
+        tps = sum(
+            self._statistics.group_tps(topic, header.consumer_group, self._clock.now_ms())
+            for topic in topics
+        )
         self._later(
             command,
             peer,
             read,
-            lambda found: command.answer(body=bodies_admin.encode_consume_stats(found)),
+            lambda found: command.answer(body=bodies_admin.encode_consume_stats(found, tps)),
         )
 
     def consumers(self, command: Command, peer: Peer) -> Command:

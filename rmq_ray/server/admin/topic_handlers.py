@@ -1,4 +1,4 @@
-"""Administration of topics and groups (remoting 5): 17, 21, 200, 201, 207, 215, 300, 305.
+"""Administration of topics and groups (remoting 5): 17, 21, 200, 201, 207, 215, 300, 305, 351.
 
 Decides: what may be created or deleted. Does not decide how tables are saved: an answer leaves when
 the change is on disk (``after_save``). Called by the broker's table of handlers.
@@ -8,9 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import RmqError
 from rmq_ray.model.groups import is_system_group
-from rmq_ray.model.topics import RESERVE_TIME, Permission, TopicConfig, retention_of
+from rmq_ray.model.topics import (
+    BOUND_MAX,
+    RESERVE_TIME,
+    SLOT_BYTES,
+    SLOTS,
+    SLOTS_GROUP,
+    Permission,
+    TopicBound,
+    TopicConfig,
+    bound_number,
+    bound_of,
+    retention_of,
+    topic_attributes,
+)
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.validators import check_group, check_topic
 from rmq_ray.remoting.wire import bodies, bodies_admin
@@ -32,7 +46,7 @@ Save = Callable[[Saved], None]
 
 class TopicHandlers:
     """``save_topics(then)`` and ``save_groups(then)`` write the tables. ``reserved_hours``: how
-    long the store keeps its log.
+    long the store keeps its log. ``gone(kind, name)``: told of a topic or group that was deleted.
     """
 
     def __init__(  # noqa: PLR0913 - what administration touches
@@ -46,7 +60,9 @@ class TopicHandlers:
         save_groups: Save,
         answer: Answer,
         reserved_hours: int,
+        gone: Callable[[str, str], None] = lambda _kind, _name: None,
     ) -> None:
+        self._gone = gone
         self._keeper = keeper
         self._topics = topics
         self._groups = groups
@@ -56,6 +72,10 @@ class TopicHandlers:
         self._save_groups = save_groups
         self._answer = answer
         self._reserved_hours = reserved_hours
+
+    def configure(self, config: BrokerConfig) -> None:
+        """Settings were changed."""
+        self._reserved_hours = config.store.reserved_hours
 
     def create_topic(self, command: Command, peer: Peer) -> None:
         """17: create or replace. The answer leaves when the table is on disk."""
@@ -82,6 +102,7 @@ class TopicHandlers:
                 header.sys_flag or 0,
                 header.order,
                 self._retention(header),
+                self._bound(header),
             )
         )
         self._save_topics(lambda error: self._saved(command, peer, error))
@@ -105,9 +126,38 @@ class TopicHandlers:
                     )
         return hours
 
+    def _bound(self, header: CreateTopicHeader) -> TopicBound | None:
+        """How much of the topic may wait after the change."""
+        known = self._topics.get(header.topic)
+        own = {} if known is None else topic_attributes(known).get("attributes", {})
+        for change in (header.attributes or "").split(","):
+            name, _, value = change.strip().partition("=")
+            if name in (f"+{SLOTS}", f"+{SLOT_BYTES}"):
+                if not bound_number(value):
+                    raise Refused(
+                        f"topic {header.topic}: {name[1:]} of {value:.40}; 1 to {BOUND_MAX} are "
+                        f"possible",
+                        ResponseCode.SYSTEM_ERROR,
+                    )
+                own[name[1:]] = value
+            elif name == f"+{SLOTS_GROUP}":
+                check_group(value)
+                own[SLOTS_GROUP] = value
+            elif name in (f"-{SLOTS}", f"-{SLOT_BYTES}", f"-{SLOTS_GROUP}"):
+                own.pop(name[1:], None)
+        return bound_of(own)
+
     def all_topics(self, command: Command, peer: Peer) -> Command:
         """21."""
         return command.answer(body=bodies.encode_topic_configs(*self._topics.snapshot()))
+
+    def topic_config(self, command: Command, peer: Peer) -> Command:
+        """351: one topic's settings."""
+        topic = TopicHeader.from_fields(command.fields).topic
+        config = self._topics.get(topic)
+        if config is None:
+            raise Refused(f"No topic in this broker. topic={topic}", ResponseCode.TOPIC_NOT_EXIST)
+        return command.answer(fields={}, body=bodies.write(bodies.encode_topic(config)))
 
     def delete_topic(self, command: Command, peer: Peer) -> None:
         """215: the topic, its queues and its groups' offsets; the log keeps its records. Fine when
@@ -121,6 +171,7 @@ class TopicHandlers:
             )
         self._topics.delete(topic)
         self._offsets.forget_topic(topic)
+        self._gone("topic", topic)
 
         def remove_queues(error: Exception | None) -> None:
             store = self._keeper.store
@@ -160,6 +211,7 @@ class TopicHandlers:
                 ResponseCode.NO_PERMISSION,
             )
         self._groups.delete(header.group_name)
+        self._gone("group", header.group_name)
         if header.remove_offset:
             self._offsets.forget_group(header.group_name)
         self._save_groups(lambda error: self._saved(command, peer, error))

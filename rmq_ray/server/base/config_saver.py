@@ -13,7 +13,6 @@ import logging
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from rmq_ray.errors import RmqError
 from rmq_ray.server.base.offload import Offload
 
 log = logging.getLogger("rmq_ray.server")
@@ -52,14 +51,13 @@ class ConfigSaver(Generic[S]):
         self._write(self._snapshot())
 
     def _start(self) -> None:
-        self._running, self._again = True, False
         snapshot, told = self._snapshot(), self._waiting
-        self._waiting = []
+        self._running, self._again, self._waiting = True, False, []
         try:
             self._offload.submit(
                 lambda: self._write(snapshot), lambda outcome: self._ended(outcome, told)
             )
-        except RmqError as error:
+        except Exception as error:  # noqa: BLE001 - told, and the next save begins anew
             self._ended(error, told)
 
     def _ended(self, outcome: None | Exception, told: list[Saved]) -> None:

@@ -5,11 +5,16 @@ integers, one attribute each; what is told by topic and group is counted once a 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Hashable
+from collections.abc import Container
 from dataclasses import dataclass, field, fields
-from typing import TypeVar
 
-K = TypeVar("K", bound=Hashable)
+from rmq_ray.model.metrics import Histogram
+from rmq_ray.server.base.histograms import (
+    DELAY_S,
+    FINISH_S,
+    SIZE_BYTES,
+    RpcLatencies,
+)
 
 WINDOWS_S = (10, 60, 600)
 
@@ -20,6 +25,17 @@ class Traffic:
 
     messages: int = 0
     bytes: int = 0
+
+
+@dataclass(slots=True)
+class StoredTraffic(Traffic):
+    """What came into a topic. ``sizes``: messages by their size; of a batch by its mean."""
+
+    sizes: Histogram = field(default_factory=lambda: Histogram(SIZE_BYTES))
+    finished: Histogram | None = None
+    """Seconds from halves to their commits."""
+    delays: Histogram | None = None
+    """Seconds that messages shall wait."""
 
 
 @dataclass(slots=True)
@@ -56,16 +72,23 @@ class Counters:
     notices: int = 0
     subscription_conflicts: int = 0
     topics_refused: int = 0
-    stored: dict[str, Traffic] = field(default_factory=dict)
+    stored: dict[str, StoredTraffic] = field(default_factory=dict)
     """By topic."""
+    rpc: RpcLatencies = field(default_factory=RpcLatencies)
     handed_out: dict[tuple[str, str], Traffic] = field(default_factory=dict)
     """By (topic, group)."""
+    returned: dict[tuple[str, str], Traffic] = field(default_factory=dict)
+    """Sent back for a retry, by (topic, group)."""
 
     def put(self, topic: str, messages: int, size: int) -> None:
         """So many were stored in a topic."""
         self.put_messages += messages
         self.put_bytes += size
-        _count(self.stored, topic, messages, size)
+        found = self._stored(topic)
+        found.messages += messages
+        found.bytes += size
+        if messages:
+            found.sizes.add(size // messages, messages)
 
     def got(self, topic: str, group: str, messages: int, size: int) -> None:
         """So many went to a group."""
@@ -73,12 +96,38 @@ class Counters:
         self.got_bytes += size
         _count(self.handed_out, (topic, group), messages, size)
 
+    def finished(self, topic: str, waited_ms: int) -> None:
+        """A half was committed into a topic."""
+        found = self._stored(topic)
+        if found.finished is None:
+            found.finished = Histogram(FINISH_S)
+        found.finished.add(max(0, waited_ms) / 1000)
+
+    def delayed(self, topic: str, wait_ms: int) -> None:
+        """A message for a topic shall wait."""
+        found = self._stored(topic)
+        if found.delays is None:
+            found.delays = Histogram(DELAY_S)
+        found.delays.add(max(0, wait_ms) / 1000)
+
+    def sent_back_by(self, topic: str, group: str, size: int) -> None:
+        """A group sent a message of a topic back."""
+        self.sent_back += 1
+        _count(self.returned, (topic, group), 1, size)
+
     def keep(self, topics: Container[str]) -> None:
         """Forget what was counted of topics that are no more."""
         for topic in [topic for topic in self.stored if topic not in topics]:
             del self.stored[topic]
-        for key in [key for key in self.handed_out if key[0] not in topics]:
-            del self.handed_out[key]
+        for table in (self.handed_out, self.returned):
+            for key in [key for key in table if key[0] not in topics]:
+                del table[key]
+
+    def _stored(self, topic: str) -> StoredTraffic:
+        found = self.stored.get(topic)
+        if found is None:
+            found = self.stored[topic] = StoredTraffic()
+        return found
 
     def as_dict(self) -> dict[str, int]:
         """Name -> count."""
@@ -86,7 +135,9 @@ class Counters:
         return {name: value for name, value in values if isinstance(value, int)}
 
 
-def _count(table: dict[K, Traffic], key: K, messages: int, size: int) -> None:
+def _count(
+    table: dict[tuple[str, str], Traffic], key: tuple[str, str], messages: int, size: int
+) -> None:
     found = table.get(key)
     if found is None:
         found = table[key] = Traffic()

@@ -14,7 +14,7 @@ import random
 from pathlib import Path
 from typing import Protocol
 
-from rmq_ray.errors import ConfigError
+from rmq_ray.errors import ConfigError, StoreError
 from rmq_ray.files import FileSystem
 from rmq_ray.model.ids import Address
 
@@ -51,7 +51,7 @@ async def listen(
     """
     if configured:
         return await _bind(listener, host, configured)
-    kept = _read(kept_in, files)
+    kept = _kept(kept_in, files, must_keep)
     if kept is not None:
         try:
             return await _bind(listener, host, kept)
@@ -92,6 +92,27 @@ def _cannot(host: str, port: int, error: OSError) -> ConfigError:
         f"an address of this machine",
         f"{host}:{port}",
     )
+
+
+def keep(path: str, port: int, files: FileSystem) -> None:
+    """For the next run. A disk that refuses is only logged: the port then comes from a name server,
+    a party that does not start serves nobody.
+    """
+    try:
+        if _read(path, files) != port:
+            files.write_whole(path, str(port).encode())
+    except StoreError as error:
+        log.warning("port %d is not kept for the next start: %s", port, error)
+
+
+def _kept(path: str | None, files: FileSystem, must_keep: bool) -> int | None:
+    try:
+        return _read(path, files)
+    except StoreError as error:
+        if must_keep:
+            raise
+        log.warning("the port of the last run cannot be read, another is chosen: %s", error)
+        return None
 
 
 def _read(path: str | None, files: FileSystem) -> int | None:

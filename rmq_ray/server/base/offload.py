@@ -16,6 +16,7 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from rmq_ray.errors import BrokerBusy
@@ -23,6 +24,15 @@ from rmq_ray.errors import BrokerBusy
 T = TypeVar("T")
 Done = Callable[[T | Exception], None]
 IDLE_CHECK_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Pieces of work, how long the first of them has waited (ms), and how many may wait."""
+
+    count: int
+    first_ms: int
+    count_max: int
 
 
 class Offload(Protocol):
@@ -36,6 +46,10 @@ class Offload(Protocol):
 
     def post(self, call: Callable[[], None]) -> None:
         """Run ``call`` in the loop soon; callable from any thread."""
+        ...
+
+    def waiting(self) -> Waiting:
+        """What no thread has begun yet."""
         ...
 
 
@@ -52,7 +66,7 @@ class ThreadOffload:
         self._loop = asyncio.get_running_loop()
         self._on_fatal = on_fatal
         self._closed = False
-        self._work: queue.Queue[tuple[Callable[[], Any], Done[Any]] | None] = queue.Queue(
+        self._work: queue.Queue[tuple[Callable[[], Any], Done[Any], float] | None] = queue.Queue(
             waiting_max
         )
         self._threads = [
@@ -65,7 +79,7 @@ class ThreadOffload:
     def submit(self, work: Callable[[], T], done: Done[T]) -> None:
         """See ``Offload.submit``."""
         try:
-            self._work.put_nowait((work, done))
+            self._work.put_nowait((work, done, self._loop.time()))
         except queue.Full:
             raise BrokerBusy(
                 f"{self._work.maxsize} slow requests wait already; try again"
@@ -78,6 +92,14 @@ class ThreadOffload:
         except RuntimeError:
             if not self._loop.is_closed():  # asked first, it could be closed a moment later
                 raise
+
+    def waiting(self) -> Waiting:
+        """See ``Offload.waiting``."""
+        with self._work.mutex:
+            first = self._work.queue[0] if self._work.queue else None
+            count = len(self._work.queue)
+        waited_s = 0.0 if first is None else self._loop.time() - first[2]
+        return Waiting(count, int(waited_s * 1_000), self._work.maxsize)
 
     async def run(self, work: Callable[[], T]) -> T:
         """Await ``work`` done in a thread; its exception is raised here. ``BrokerBusy`` behind
@@ -116,7 +138,7 @@ class ThreadOffload:
                 continue
             if task is None:  # all that was given before ``close`` has been taken
                 return
-            work, done = task
+            work, done, _ = task
             outcome: Any
             try:
                 outcome = work()

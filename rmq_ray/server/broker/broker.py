@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 from rmq_ray.clock import Clock
@@ -27,6 +27,7 @@ from rmq_ray.model.metrics import Family
 from rmq_ray.model.replica_roles import Assignment, ReplicaReport, Role
 from rmq_ray.model.topics import DataVersion, TopicConfig
 from rmq_ray.ports import Peer
+from rmq_ray.protocol import live_settings
 from rmq_ray.protocol.access.accounts import EVERY, ResourceKind
 from rmq_ray.protocol.access.rules import AccessRules
 from rmq_ray.remoting.handshake import Credentials
@@ -35,18 +36,18 @@ from rmq_ray.remoting.tls import of_member
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.server.base.identity import Identity
-from rmq_ray.server.base.listen_port import listen
+from rmq_ray.server.base.listen_port import keep, listen
 from rmq_ray.server.base.offload import ThreadOffload
 from rmq_ray.server.base.store_keeper import KeeperState
-from rmq_ray.server.broker.registration import BrokerRegistration
+from rmq_ray.server.broker.registration import BrokerRegistration, NameServers
 from rmq_ray.server.core.broker_core import TICK_MS, BrokerCore, answer_wait_ms
 from rmq_ray.server.core.drain import wind_down
 from rmq_ray.server.pull.hold_link import HoldLink
-from rmq_ray.server.pull.parked_pulls import Hold, LocalHold, OnWake
+from rmq_ray.server.pull.parked_pulls import Hold, LocalHold, MaxOffset, OnWake
 from rmq_ray.server.replication.leadership import NO_ID, Leadership
 from rmq_ray.server.security.access_copy import AccessCopy
 from rmq_ray.server.security.access_guard import AccessGuard, asked_as
-from rmq_ray.server.security.audit_log import AUDIT_FILE, AuditLog
+from rmq_ray.server.security.audit_log import AUDIT_FILE, Asking, AuditLog
 from rmq_ray.server.slave.replica import Replica
 from rmq_ray.store.front.message_store import StoreState
 
@@ -71,7 +72,7 @@ class Broker:
     id and the core change then, the port stays.
     """
 
-    def __init__(  # noqa: PLR0913 - what a broker is given
+    def __init__(
         self,
         config: BrokerConfig,
         clock: Clock,
@@ -90,6 +91,8 @@ class Broker:
             config.broker_name, config.broker_id, config.cluster_name, boot_ms=clock.now_ms()
         )
         self._core: BrokerCore | None = None
+        self.handle: Callable[[Command, Peer], Command | None] = self._not_served
+        """Serve one request: the core's, see ``Dispatch.handle``."""
         self._offload: ThreadOffload | None = None
         self._reads: ThreadOffload | None = None
         self._registration: BrokerRegistration | None = None
@@ -101,7 +104,7 @@ class Broker:
         self._host = ("", 0)
         if leadership is not None:
             self._who.broker_id = NO_ID
-        party = f"broker {config.broker_name}"
+        self._party = party = f"broker {config.broker_name}"
         self.audit = AuditLog(f"{config.store.path}/rmq_ray/{AUDIT_FILE}", clock, config.audit)
         """Refusals and changes, written to the store's directory."""
         self.access = AccessCopy(config.cluster_name, f"{config.store.path}/rmq_ray", self._files)
@@ -132,16 +135,27 @@ class Broker:
 
     # --- the listener's handler ---
 
-    def handle(self, command: Command, peer: Peer) -> Command | None:
-        """See ``Dispatch.handle``."""
+    def _not_served(self, command: Command, peer: Peer) -> Command | None:
+        """What ``handle`` is while there is no core."""
+        if peer.trusted:
+            return command.answer(
+                ResponseCode.STILL_RECOVERING,
+                remark="the broker is starting, or changes its role; send again",
+            )
+        raise StoreNotReady("the broker is starting, or changes its role; send again")
+
+    def answered(self, request: int, response: int, taken_ms: float, held: bool) -> None:
+        """For the latencies."""
+        if self._core is not None:
+            self._core.counters.rpc.add(request, response, taken_ms, held)
+
+    def handle_sends(
+        self, commands: Sequence[Command], peer: Peer
+    ) -> Sequence[Command | bytes | None]:
+        """See ``Dispatch.handle_sends``."""
         if self._core is None:
-            if peer.trusted:
-                return command.answer(
-                    ResponseCode.STILL_RECOVERING,
-                    remark="the broker is starting, or changes its role; send again",
-                )
-            raise StoreNotReady("the broker is starting, or changes its role; send again")
-        return self._core.handle(command, peer)
+            return [self.handle(command, peer) for command in commands]
+        return self._core.dispatch.handle_sends(commands, peer)
 
     def closed(self, peer: Peer) -> None:
         """See ``BrokerCore.closed``."""
@@ -184,9 +198,7 @@ class Broker:
         self._ticking.add_done_callback(self._ended)
         await self._recover(core, create)
         if not config.port and not self._stopped:
-            await self._offload.run(
-                lambda: self._files.write_whole(port_file, str(bound.port).encode())
-            )
+            await self._offload.run(lambda: keep(port_file, bound.port, self._files))
         if self._stopped:
             raise _stopped_meanwhile()
         if self._leadership is not None:
@@ -196,6 +208,22 @@ class Broker:
         elif self._who.is_slave:
             self._follow(core)
         self._register()
+
+    def configure(self, settings: Mapping[str, str], author: Asking | None = None) -> None:
+        """The topology file says otherwise now of settings that change at run time: in effect on
+        return, but where ``broker set`` has changed one. ``author``: told in the audit log; None
+        where it was told before. ``ConfigError``: nothing is changed.
+        """
+        before = self._config
+        self._config = live_settings.effective(before, settings, live=True)
+        if self._core is not None:
+            self._core.settings.rebase(self._config)
+        if author is not None:
+            old, new = (
+                {name: live_settings.told(live_settings.configured(one, name)) for name in settings}
+                for one in (before, self._config)
+            )
+            self.audit.changed(self._party, author, None, (("configuration", "file"),), old, new)
 
     # --- under a controller ---
 
@@ -237,6 +265,7 @@ class Broker:
     def take_core(self) -> tuple[BrokerCore | None, ThreadOffload | None]:
         """The core leaves: from now on requests are answered STILL_RECOVERING."""
         core, self._core = self._core, None
+        self.handle = self._not_served
         return core, self._offload
 
     async def begin_core(self, broker_id: int, epoch: int | None) -> None:
@@ -406,6 +435,7 @@ class Broker:
         core.pulls.parked.hold.start()
         if self._registration is not None:
             core.tables.on_topics = self._registration.changed
+        self.handle = core.handle
         return core
 
     def _register(self) -> None:
@@ -417,17 +447,19 @@ class Broker:
         )
         self._registration = BrokerRegistration(
             self._who,
-            config.name_servers,
-            to_name_servers,
-            config.limits,
+            NameServers(
+                config.name_servers,
+                to_name_servers,
+                config.limits,
+                config.register_interval_ms,
+                of_member(config.tls),
+            ),
             self._clock,
-            config.register_interval_ms,
             self._announced,
             lambda ordered: self._served().tables.take_order(ordered),
             self._on_fatal,
             lambda address: self._replica.master_at(address) if self._replica is not None else None,
             epoch=(lambda: None) if self._leadership is None else self._leadership.known_epoch,
-            tls=of_member(config.tls),
         )
         self._served().tables.on_topics = self._registration.changed
         self._registration.start()
@@ -472,12 +504,12 @@ class Broker:
         if self._registration is not None:
             self._registration.changed()
 
-    def _make_hold(self, on_wake: OnWake) -> Hold:
+    def _make_hold(self, on_wake: OnWake, max_offset: MaxOffset) -> Hold:
         config = self._config
         if config.hold_link is None:
             return LocalHold(
                 on_wake,
-                self._max_offset,
+                max_offset,
                 self._clock,
                 scan_ms=config.hold_check_ms,
                 parked_max=config.parked_pulls_max,
@@ -485,16 +517,12 @@ class Broker:
         return HoldLink(
             config.hold_link,
             on_wake,
-            self._max_offset,
+            max_offset,
             self._clock,
             broker_name=config.broker_name,
             scan_ms=config.hold_check_ms,
             parked_max=config.parked_pulls_max,
         )
-
-    def _max_offset(self, topic: str, queue_id: int) -> int:
-        store = self._core.keeper.store if self._core is not None else None
-        return 0 if store is None else store.bounds(topic, queue_id)[1]
 
     async def _tick(self) -> None:
         while True:
@@ -545,6 +573,7 @@ class BrokerRoleTransition:
             store.report.sound,
             0,
             newest_epoch=store.epoch,
+            broken=store.opened.quarantine.count,
         )
 
     def fault(self) -> str:

@@ -52,6 +52,34 @@ class _Server:
     """Under which it was asked to have it last, answered or not."""
 
 
+@dataclass(frozen=True, slots=True)
+class NameServers:
+    """Which ones are told, how connections to them are made, and how often they are told at least:
+    every ``period_ms``, kept between 10 and 60 s.
+    """
+
+    addresses: tuple[str, ...]
+    credentials: Credentials | None
+    limits: RemotingLimits
+    period_ms: int
+    tls: Tls | None = None
+
+
+class RegistrationBody:
+    """What is told of the topics: made once for each version of the table, for all name servers."""
+
+    def __init__(self) -> None:
+        self._version: DataVersion | None = None
+        self._body = b""
+
+    def of(self, topics: Mapping[str, TopicConfig], version: DataVersion) -> bytes:
+        """The body of a registration."""
+        if version != self._version:
+            self._body = bodies.encode_registration(topics, version)
+            self._version = version
+        return self._body
+
+
 class BrokerRegistration:
     """``on_order``: takes the ORDER_TOPIC_CONFIG table of an answer. ``on_fatal``: told of an
     unexpected exception. ``on_master``: of a slave, told the master's address. ``epoch()``: of a
@@ -59,33 +87,28 @@ class BrokerRegistration:
     nowhere.
     """
 
-    def __init__(  # noqa: PLR0913 - what a registration is made of
+    def __init__(
         self,
         identity: Identity,
-        name_servers: tuple[str, ...],
-        credentials: Credentials | None,
-        limits: RemotingLimits,
+        name_servers: NameServers,
         clock: Clock,
-        period_ms: int,
         snapshot: Snapshot,
         on_order: Callable[[Mapping[str, str]], None],
         on_fatal: Callable[[object], None],
         on_master: Callable[[str], None] = lambda _address: None,
         epoch: Callable[[], int | None] = lambda: None,
-        tls: Tls | None = None,
     ) -> None:
         self._identity = identity
-        self._servers = [_Server(Address.parse(text)) for text in name_servers]
-        self._credentials = credentials
-        self._limits = limits
+        self._servers = [_Server(Address.parse(text)) for text in name_servers.addresses]
+        self._name_servers = name_servers
         self._clock = clock
-        self._period_s = min(max(period_ms, 10_000), 60_000) / 1000
+        self._period_s = min(max(name_servers.period_ms, 10_000), 60_000) / 1000
         self._snapshot = snapshot
         self._on_order = on_order
         self._on_fatal = on_fatal
         self._on_master = on_master
         self._epoch = epoch
-        self._tls = tls
+        self._body = RegistrationBody()
         self._tasks: list[asyncio.Task[None]] = []
         self._everywhere = asyncio.Event()
 
@@ -169,7 +192,7 @@ class BrokerRegistration:
             self._look_round()
             return True
         try:
-            body = bodies.encode_registration(*self._snapshot())
+            body = self._body.of(*self._snapshot())
         except StoreNotReady:
             return False
         await self._register(server, body)
@@ -191,12 +214,12 @@ class BrokerRegistration:
         if connection is None:
             connection = server.connection = await AsyncConnection.open(
                 server.address,
-                self._credentials,
-                self._limits,
+                self._name_servers.credentials,
+                self._name_servers.limits,
                 self._clock,
                 lambda command, _: None,
                 lambda lost, _: self._lost(server, lost),
-                self._tls,
+                self._name_servers.tls,
             )
         identity = self._identity
         broker_id, crc = identity.broker_id, bodies.body_crc(body)

@@ -31,6 +31,7 @@ from rmq_ray.protocol.delay import DelayLevels
 from rmq_ray.server.base.counters import Counters, PutRate
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.offload import Offload
+from rmq_ray.server.base.statistics import Statistics
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.base.timers import BrokerTimers
 from rmq_ray.server.core.broker_handlers import HandlerParts, make_handlers
@@ -41,9 +42,9 @@ from rmq_ray.server.core.upkeep import CLEAN_MS, FIRST_CLEAN_MS, Upkeep
 from rmq_ray.server.delay.delay_service import DelayService
 from rmq_ray.server.delay.timer_service import HOUR_MS, TimerService
 from rmq_ray.server.groups.membership import GroupMembership
-from rmq_ray.server.pull.parked_pulls import Hold, OnWake
+from rmq_ray.server.pull.parked_pulls import MakeHold
 from rmq_ray.server.replication.leadership import Leadership
-from rmq_ray.server.replication.leadership_gate import LeadershipGate
+from rmq_ray.server.replication.leadership_gate import ConfirmedGate, LeadershipGate
 from rmq_ray.server.replication.replication import Replication
 from rmq_ray.server.security.access_copy import AccessCopy
 from rmq_ray.server.security.access_guard import AccessGuard
@@ -52,10 +53,12 @@ from rmq_ray.server.send.message_writer import MessageWriter
 from rmq_ray.server.send.send_hooks import hooked
 from rmq_ray.server.send.send_path import Acknowledgements
 from rmq_ray.server.slave.replica import FollowerParts
+from rmq_ray.server.tables.broker_settings import BrokerSettings
 from rmq_ray.server.tables.broker_tables import BrokerTables, LoadedTables
 from rmq_ray.server.transaction.transaction_handlers import TransactionAsker
 from rmq_ray.server.transaction.transaction_service import Transactions
 from rmq_ray.store.front.message_store import MessageStore
+from rmq_ray.store.queue.dispatcher import DispatchRules
 from rmq_ray.store.replication.follower_store import FollowerStore
 
 log = logging.getLogger("rmq_ray.server")
@@ -65,7 +68,7 @@ FIRST_PERSIST_MS = FILTER_PERSIST_MS = 10_000
 
 
 class BrokerCore:
-    """``store_host``: address and port that records carry. ``make_hold(on_wake)``: where pulls are
+    """``store_host``: address and port that records carry. ``make_hold``: where pulls are
     held.
 
     ``offload``: threads for what the broker itself needs (recovery, tables, deletion of files).
@@ -81,7 +84,7 @@ class BrokerCore:
         store_host: tuple[str, int],
         clock: Clock,
         offload: Offload,
-        make_hold: Callable[[OnWake], Hold],
+        make_hold: MakeHold,
         files: FileSystem | None = None,
         reads: Offload | None = None,
         leadership: Leadership | None = None,
@@ -90,17 +93,21 @@ class BrokerCore:
         guard: AccessGuard | None = None,
         access: AccessCopy | None = None,
     ) -> None:
-        self.config = config
+        self._files = files or FileSystem()
+        self.settings = BrokerSettings(config, clock, self._files, offload)
+        self.config = config = self.settings.config
         self.identity = identity
+        identity.permission = config.permission
         self.clock = clock
         self.offload = offload
         reads = reads or offload
         self.counters = Counters()
         self.rate = PutRate(self.counters)
+        self.statistics = Statistics(self.counters, identity.cluster)
+        self.statistics.sample(clock.now_ms())
         self.levels = DelayLevels.parse(config.delay_levels)
         self._store_host = store_host
-        self._files = files or FileSystem()
-        self.tables = BrokerTables(config, identity, clock, self._files, offload)
+        self.tables = BrokerTables(config, identity, clock, self._files, offload, self.settings)
         self.drain = Drain(identity, self.tables.topics)
         self.members = GroupMembership(identity.name, clock, config.queue_lock_ms)
         self._found: LoadedTables | None = None
@@ -133,6 +140,19 @@ class BrokerCore:
         )
         self._make_handlers(make_hold, reads, access)
         self._set_timers()
+        self.settings.follow(
+            self.tables.configure,
+            self.drain.configure,
+            self.acks.configure,
+            self.timed.configure,
+            self.transactions.configure,
+            self._configure_store,
+        )
+
+    def _configure_store(self, config: BrokerConfig) -> None:
+        self.config = config
+        if self.keeper.store is not None:
+            self.keeper.store.configure(config.store)
 
     def _make_replication(self, leadership: Leadership | None, epoch: int | None) -> Replication:
         return Replication(
@@ -161,6 +181,7 @@ class BrokerCore:
             self.clock,
             self._store_host,
             config.timer_max_delay_hours * HOUR_MS,
+            self.counters,
         )
         self.delays = DelayService(self.levels, self.keeper, self.writer, self.counters)
         self.timed = TimerService(
@@ -183,7 +204,7 @@ class BrokerCore:
         )
 
     def _make_handlers(
-        self, make_hold: Callable[[OnWake], Hold], reads: Offload, access: AccessCopy | None
+        self, make_hold: MakeHold, reads: Offload, access: AccessCopy | None
     ) -> None:
         """What serves requests, and what tells of it; dispatch begins to hand requests on."""
         handlers = make_handlers(
@@ -198,6 +219,7 @@ class BrokerCore:
                 self.members,
                 self.counters,
                 self.rate,
+                self.statistics,
                 self.acks,
                 self.writer,
                 self.delays,
@@ -225,7 +247,12 @@ class BrokerCore:
             lambda: handlers.pops.ledger.table.queues,
         )
         self.group_handlers, self.lock_handlers = handlers.groups, handlers.locks
-        self.dispatch.begin(hooked(handlers.requests, self.config.send_hooks), self.gate)
+        hooks = self.config.send_hooks
+        self.dispatch.begin(
+            hooked(handlers.requests, hooks),
+            self.gate or ConfirmedGate(self.identity, self.replication),
+            None if hooks else handlers.plain,
+        )
 
     # --- life ---
 
@@ -350,6 +377,8 @@ class BrokerCore:
             "timing_messages": self.timed.waiting,
             "pop": self.pops.status(),
             "replication": self.replication.status(),
+            "settings_changed": len(self.settings.changes),
+            **self.settings.limiter.status(),
             "identity": None,
             "epoch": 0,
             **self.upkeep.status(),
@@ -386,9 +415,11 @@ class BrokerCore:
             broker_name=self.identity.name,
             store_host=self._store_host,
             files=self._files,
-            delay_ms=lambda level: levels.delay_ms(level) if 1 <= level <= levels.highest else None,
-            delay_level_max=levels.highest,
-            bit_mapper=self.tables.filters if self.config.store.filter_bit_maps else None,
+            rules=DispatchRules(
+                lambda level: levels.delay_ms(level) if 1 <= level <= levels.highest else None,
+                levels.highest,
+                self.tables.filters if self.config.store.filter_bit_maps else None,
+            ),
             new_epoch=epoch,
         )
 
@@ -406,7 +437,7 @@ class BrokerCore:
         )
         every(
             config.housekeeping_ms,
-            lambda: self.group_handlers.housekeeping(config.channel_expiry_ms),
+            lambda: self.group_handlers.housekeeping(self.config.channel_expiry_ms),
         )
         every(config.housekeeping_ms, self.lock_handlers.housekeeping)
         every(CLEAN_MS, self.upkeep.clean, FIRST_CLEAN_MS)
@@ -415,6 +446,7 @@ class BrokerCore:
         store = self.keeper.store
         self.acks.expire(self.clock.monotonic_ms(), 0 if store is None else store.durable_offset)
         self.pulls.parked.tick()
+        self.pulls.delayed.tick()
         self.replication.tick()
         if self.identity.is_slave:  # everything below writes
             return
@@ -426,6 +458,7 @@ class BrokerCore:
 
     def _each_second(self) -> None:
         self.rate.sample()
+        self.statistics.sample(self.clock.now_ms())
         self._durable()  # what could not become visible for want of room
         self.keeper.tick(self.clock.monotonic_ms())
         if not self.identity.is_slave:

@@ -13,14 +13,19 @@ from rmq_ray.clock import Clock
 from rmq_ray.config import BrokerConfig
 from rmq_ray.files import FileSystem
 from rmq_ray.remoting.request_table import Handler, Party, Row, bind
+from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.server.admin.access_handlers import AccessHandlers
 from rmq_ray.server.admin.admin_handlers import AdminHandlers
+from rmq_ray.server.admin.browse import BrowseHandlers
 from rmq_ray.server.admin.overview import OverviewHandlers
 from rmq_ray.server.admin.query_handlers import QueryHandlers
+from rmq_ray.server.admin.settings_handlers import SettingsHandlers
+from rmq_ray.server.admin.statistics_handlers import StatisticsHandlers
 from rmq_ray.server.admin.topic_handlers import TopicHandlers
 from rmq_ray.server.base.counters import Counters, PutRate
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.offload import Offload
+from rmq_ray.server.base.statistics import Statistics
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.core.dispatch import Dispatch
 from rmq_ray.server.core.drain import Drain
@@ -34,17 +39,19 @@ from rmq_ray.server.groups.lock_handlers import LockHandlers
 from rmq_ray.server.groups.membership import GroupMembership
 from rmq_ray.server.groups.offset_handlers import OffsetHandlers
 from rmq_ray.server.pop.pop_service import PopService
-from rmq_ray.server.pull.parked_pulls import Hold, OnWake
+from rmq_ray.server.pull.parked_pulls import MakeHold
 from rmq_ray.server.pull.pull_handlers import PullHandlers, PullTables
 from rmq_ray.server.replication.replication import Replication
 from rmq_ray.server.security.access_copy import AccessCopy
 from rmq_ray.server.send.bundle_handler import BundleHandler
 from rmq_ray.server.send.message_writer import MessageWriter
+from rmq_ray.server.send.plain_sends import PlainSends
 from rmq_ray.server.send.records_handlers import RecordsHandlers
 from rmq_ray.server.send.reply_handlers import ReplyHandlers
 from rmq_ray.server.send.send_back import SendBackHandler
 from rmq_ray.server.send.send_handlers import SendHandlers
 from rmq_ray.server.send.send_path import Acknowledgements, FastFailure, SendPath, TopicGate
+from rmq_ray.server.send.slot_gate import SlotGate
 from rmq_ray.server.tables.broker_tables import BrokerTables
 from rmq_ray.server.transaction.transaction_handlers import HalvesHandlers, TransactionHandlers
 from rmq_ray.server.transaction.transaction_service import Transactions
@@ -64,6 +71,7 @@ class HandlerParts:
     members: GroupMembership
     counters: Counters
     rate: PutRate
+    statistics: Statistics
     acks: Acknowledgements
     writer: MessageWriter
     delays: DelayService
@@ -81,16 +89,19 @@ class HandlerParts:
 
 @dataclass(frozen=True, slots=True)
 class Handlers:
-    """``requests``: request code -> its row and who serves it; the others hear of time, too."""
+    """``requests``: request code -> its row and who serves it; ``plain``: single sends that came
+    together; the others hear of time, too.
+    """
 
     requests: dict[int, tuple[Row, Handler]]
+    plain: PlainSends
     pulls: PullHandlers
     pops: PopService
     groups: GroupHandlers
     locks: LockHandlers
 
 
-def make_handlers(parts: HandlerParts, make_hold: Callable[[OnWake], Hold]) -> Handlers:
+def make_handlers(parts: HandlerParts, make_hold: MakeHold) -> Handlers:
     """All handlers of a broker."""
     tables, dispatch, config = parts.tables, parts.dispatch, parts.config
     path = SendPath(
@@ -105,6 +116,8 @@ def make_handlers(parts: HandlerParts, make_hold: Callable[[OnWake], Hold]) -> H
         dispatch.serve,
         FastFailure(parts.clock, parts.offload.post, config.stale_send_ms, config.disk_busy_ms),
         parts.replication,
+        SlotGate(parts.keeper, tables.topics, tables.offsets, parts.clock),
+        tables.settings.limiter,
     )
     shared = PullTables(
         parts.identity, tables.topics, tables.groups, parts.members, tables.offsets, tables.filters
@@ -119,6 +132,7 @@ def make_handlers(parts: HandlerParts, make_hold: Callable[[OnWake], Hold]) -> H
         make_hold,
         dispatch.answer,
         dispatch.answer_from,
+        tables.settings.limiter,
     )
     pops = PopService(
         config,
@@ -127,11 +141,14 @@ def make_handlers(parts: HandlerParts, make_hold: Callable[[OnWake], Hold]) -> H
         parts.writer,
         shared,
         pulls.parked,
+        pulls.delayed,
+        tables.settings.limiter,
         parts.clock,
         dispatch.answer,
         parts.offload,
         parts.reads,
     )
+    tables.settings.follow(path.fast.configure, pulls.configure, pops.handlers.configure)
     watch = SubscriptionWatch(parts.members.consumers, tables.filters, parts.counters, parts.clock)
     groups = GroupHandlers(
         parts.members, tables.groups, tables.topics, parts.counters, parts.clock, watch
@@ -145,22 +162,44 @@ def make_handlers(parts: HandlerParts, make_hold: Callable[[OnWake], Hold]) -> H
         groups,
         locks,
         *_administering(parts),
-        OverviewHandlers(
-            parts.keeper,
-            tables,
-            parts.members,
-            parts.counters,
-            parts.clock,
-            parts.status,
-            lambda: pops.ledger.table.queues,
-            dispatch.answer_from,
-            parts.access,
-        ),
+        _statistics(parts, path),
+        *_observing(parts, pops),
         parts.drain,
         parts.upkeep,
         parts.replication,
     )
-    return Handlers(requests, pulls, pops, groups, locks)
+    plain = PlainSends(
+        path,
+        parts.identity,
+        config.store.body_bytes_max,
+        parts.store_host,
+        requests[RequestCode.SEND_MESSAGE_V2][0],
+    )
+    return Handlers(requests, plain, pulls, pops, groups, locks)
+
+
+def _observing(parts: HandlerParts, pops: PopService) -> tuple[object, ...]:
+    """What people look at."""
+    overview = OverviewHandlers(
+        parts.keeper,
+        parts.tables,
+        parts.members,
+        parts.counters,
+        parts.clock,
+        parts.status,
+        lambda: pops.ledger.table.queues,
+        parts.dispatch.answer_from,
+        parts.access,
+    )
+    browse = BrowseHandlers(
+        parts.keeper,
+        parts.tables,
+        parts.transactions,
+        parts.delays,
+        parts.timed,
+        parts.dispatch.answer_from,
+    )
+    return overview, browse
 
 
 def _sending(parts: HandlerParts, path: SendPath) -> tuple[object, ...]:
@@ -202,19 +241,13 @@ def _sending(parts: HandlerParts, path: SendPath) -> tuple[object, ...]:
         dispatch.answer_from,
         dispatch.check_topic,
     )
+    tables.settings.follow(halves.configure, sends.configure, ends.configure, replies.configure)
     return records, sends, ends, halves, recalls, bundles, replies, back
 
 
 def _administering(parts: HandlerParts) -> tuple[object, ...]:
     tables, dispatch = parts.tables, parts.dispatch
-    offsets = OffsetHandlers(
-        parts.keeper,
-        tables.topics,
-        tables.groups,
-        tables.offsets,
-        parts.members,
-        dispatch.answer_from,
-    )
+    offsets = OffsetHandlers(parts.keeper, tables, parts.members, dispatch.answer_from)
     topics = TopicHandlers(
         parts.keeper,
         tables.topics,
@@ -225,7 +258,9 @@ def _administering(parts: HandlerParts) -> tuple[object, ...]:
         tables.save_groups,
         dispatch.answer,
         parts.config.store.reserved_hours,
+        tables.settings.forget,
     )
+    tables.settings.follow(topics.configure)
     queries = QueryHandlers(
         parts.keeper,
         parts.identity,
@@ -234,19 +269,17 @@ def _administering(parts: HandlerParts) -> tuple[object, ...]:
         parts.members,
         dispatch.answer_from,
         parts.clock,
+        parts.statistics,
         dispatch.check_topic,
     )
     admin = AdminHandlers(
         parts.keeper,
         parts.identity,
-        parts.config,
+        tables.settings,
         tables.topics,
         parts.delays,
-        parts.counters,
-        parts.rate,
         parts.clock,
         parts.status,
-        parts.files,
     )
     operations = GroupOperations(
         parts.keeper,
@@ -256,6 +289,24 @@ def _administering(parts: HandlerParts) -> tuple[object, ...]:
         parts.members,
         parts.clock,
         dispatch.answer_from,
+        parts.statistics,
     )
     access = AccessHandlers(parts.access, parts.identity, dispatch.answer)
-    return offsets, topics, queries, admin, operations, access
+    settings = SettingsHandlers(tables.settings, dispatch.answer)
+    return offsets, topics, queries, admin, operations, access, settings
+
+
+def _statistics(parts: HandlerParts, path: SendPath) -> StatisticsHandlers:
+    return StatisticsHandlers(
+        parts.keeper,
+        parts.identity,
+        parts.config,
+        parts.delays,
+        parts.counters,
+        parts.rate,
+        parts.statistics,
+        path,
+        parts.reads,
+        parts.clock,
+        parts.files,
+    )

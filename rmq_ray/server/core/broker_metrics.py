@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rmq_ray.clock import Clock
@@ -22,7 +22,8 @@ from rmq_ray.model.metrics import Family, Labels, Sample, with_labels
 from rmq_ray.model.topics import DLQ_PREFIX, RETRY_PREFIX
 from rmq_ray.protocol.pop import PopQueue
 from rmq_ray.remoting.wire.frame import language
-from rmq_ray.server.base.counters import Counters
+from rmq_ray.server.base.counters import Counters, StoredTraffic, Traffic
+from rmq_ray.server.base.histograms import histogram
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.groups.consume_stats import store_ms_at
@@ -74,6 +75,14 @@ FROM_STATUS = (
         "Messages that retention took before a group had them.",
         "expired_messages",
     ),
+    (
+        "rmq_ray_disk_watermark",
+        "gauge",
+        "Percent that the disk is over; 0 = none.",
+        "disk_watermark",
+    ),
+    ("rmq_ray_limited_sends_total", "counter", "Sends refused by a limit.", "limited_sends"),
+    ("rmq_ray_limited_pulls_total", "counter", "Pulls that waited for a limit.", "limited_pulls"),
     ("rmq_ray_queue_locks", "gauge", "Queues locked for ordered consumers.", "queue_locks"),
     ("rmq_ray_connections", "gauge", "Open connections.", "connections"),
     (
@@ -86,10 +95,13 @@ FROM_STATUS = (
 """(name, kind, help, keys of the status that are added up)."""
 
 
+LIMITS_TOLD = 1_000
+
+
 class BrokerMetrics:
     """Of one core. ``status()``: the broker's; ``popped()``: the queues that are popped."""
 
-    def __init__(  # noqa: PLR0913 - it tells about everything
+    def __init__(
         self,
         identity: Identity,
         clock: Clock,
@@ -116,9 +128,11 @@ class BrokerMetrics:
             for topic, config in self._tables.topics.snapshot()[0].items()
         }
         self._counters.keep(queues)
+        stored = list(self._counters.stored.items())
+        handed_out = list(self._counters.handed_out.items())
         families = [
             *_from_status(status),
-            *self._traffic(),
+            self._counters.rpc.family(),
             *self._connections(),
             _gauge("rocketmq_broker_permission", "2 = write, 4 = read.", identity.permission),
             _gauge("rmq_ray_is_master", "1 = master.", float(not identity.is_slave)),
@@ -134,6 +148,7 @@ class BrokerMetrics:
         }
 
         def read() -> list[Family]:
+            families.extend((*self._traffic(stored, handed_out), *self._histograms(stored)))
             if store is not None:
                 # A store that fails or closes meanwhile is unknown, not empty.
                 with contextlib.suppress(RmqError):
@@ -148,8 +163,12 @@ class BrokerMetrics:
 
         return read
 
-    def _traffic(self) -> list[Family]:
-        stored, handed_out = self._counters.stored.items(), self._counters.handed_out.items()
+    def _traffic(
+        self,
+        stored: Sequence[tuple[str, StoredTraffic]],
+        handed_out: Sequence[tuple[tuple[str, str], Traffic]],
+    ) -> list[Family]:
+        """Beside the loop, as the next: a count that rises meanwhile is told a little later."""
         into = [(self._of_topic(topic), traffic) for topic, traffic in stored]
         out = [
             ({**self._of_topic(topic), "consumer_group": group}, traffic)
@@ -170,6 +189,34 @@ class BrokerMetrics:
                 ("out", "handed out, by topic and group", out),
             )
             for what in ("messages", "throughput")
+        ]
+
+    def _histograms(self, by_topic: Sequence[tuple[str, StoredTraffic]]) -> list[Family]:
+        stored = [(self._of_topic(topic), one) for topic, one in by_topic]
+        return [
+            histogram(
+                "rocketmq_message_size",
+                "Bytes of records stored; of a batch their mean.",
+                [(labels, one.sizes) for labels, one in stored],
+            ),
+            histogram(
+                "rocketmq_finish_message_latency",
+                "From a half message to its commit, s.",
+                [
+                    ({"topic": labels["topic"]}, one.finished)
+                    for labels, one in stored
+                    if one.finished is not None
+                ],
+            ),
+            histogram(
+                "rocketmq_delay_message_latency",
+                "How long messages shall wait for their time, s.",
+                [
+                    ({"topic": labels["topic"]}, one.delays)
+                    for labels, one in stored
+                    if one.delays is not None
+                ],
+            ),
         ]
 
     def _connections(self) -> list[Family]:
@@ -265,7 +312,28 @@ class BrokerMetrics:
         return {"topic": topic, "is_system": _boolean(self._tables.topics.is_system(topic))}
 
 
+def _protection(status: Mapping[str, Any]) -> Iterable[Family]:
+    behind: list[tuple[Labels, float]] = [
+        (
+            {"consumer_group": row["group"], "topic": row["topic"]},
+            row["oldest_age_ms"] / row["kept_ms"],
+        )
+        for row in status["falling_behind"]
+    ]
+    words = "Age of what a group lacks, of what retention keeps; from 0.8 on."
+    yield _family("rmq_ray_group_falls_behind", "gauge", words, behind)
+    for measure in ("bytes_per_s", "messages_per_s"):
+        rows: list[tuple[Labels, float]] = [
+            ({"kind": row["kind"], "name": row["name"]}, row[measure])
+            for row in status["limits"][:LIMITS_TOLD]
+            if row[measure] is not None
+        ]
+        words = f"Limits of topics, groups and accounts, {measure.partition('_')[0]} a second."
+        yield _family(f"rmq_ray_limit_{measure}", "gauge", words, rows)
+
+
 def _from_status(status: Mapping[str, Any]) -> Iterable[Family]:
+    yield from _protection(status)
     for name, kind, words, keys in FROM_STATUS:
         values = [status[key] for key in keys.split() if key in status]
         if values:

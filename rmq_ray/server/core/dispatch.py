@@ -12,10 +12,11 @@ Invariants: one loop calls everything here; nothing here raises an ``RmqError`` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from rmq_ray.errors import AppendUnknown, NotAuthorized, RmqError, StoreNotReady
+from rmq_ray.errors import AppendUnknown, NotAuthorized, RmqError, StoreNotReady, TopicFull
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.access.decision import Action
 from rmq_ray.remoting.request_table import Asker, Handler, Row
@@ -26,12 +27,15 @@ from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.offload import Offload
 from rmq_ray.server.base.responses import Refused
 from rmq_ray.server.base.store_keeper import StoreKeeper
-from rmq_ray.server.replication.leadership_gate import LeadershipGate
+from rmq_ray.server.replication.leadership_gate import ConfirmedGate, LeadershipGate
 from rmq_ray.server.security import settings_told
 from rmq_ray.server.security.access_guard import AccessGuard, AskedBy
 from rmq_ray.server.security.audit_log import AuditLog
 from rmq_ray.server.security.audited import Witness
+from rmq_ray.server.send.plain_sends import PlainGroup, PlainSends
 from rmq_ray.server.tables.broker_tables import BrokerTables
+
+log = logging.getLogger("rmq_ray.server")
 
 # error classes with codes from here on have no meaning on the wire, except ours from 20001
 CLIENT_SIDE_CODES = 10_000
@@ -68,14 +72,21 @@ class Dispatch:
         self._audit = audit
         self._guard = guard
         self._party = f"broker {identity.name}"
-        self._gate: LeadershipGate | None = None
+        self._gate: LeadershipGate | ConfirmedGate | None = None
+        self._plain: PlainSends | None = None
         self.requests: dict[int, tuple[Row, Handler]] = {}
 
-    def begin(self, requests: dict[int, tuple[Row, Handler]], gate: LeadershipGate | None) -> None:
+    def begin(
+        self,
+        requests: dict[int, tuple[Row, Handler]],
+        gate: LeadershipGate | ConfirmedGate,
+        plain: PlainSends | None = None,
+    ) -> None:
         """Serve these from now on: handlers answer through this object, so they are made after it.
-        ``gate``: under a controller.
+        ``gate``: what must be known before. ``plain``: writes single sends together, None = each
+        for itself.
         """
-        self.requests, self._gate = requests, gate
+        self.requests, self._gate, self._plain = requests, gate, plain
 
     def handle(self, command: Command, peer: Peer) -> Command | None:
         """Serve one request; ``None`` when the answer comes later through ``peer.send``, or never
@@ -121,6 +132,73 @@ class Dispatch:
 
     def _settings(self, code: int, fields: Mapping[str, str]) -> dict[str, str] | None:
         return settings_told.settings(code, fields, self._tables)
+
+    def handle_sends(self, commands: Sequence[Command], peer: Peer) -> list[Command | bytes | None]:
+        """Serve single sends of one connection that came together: what ``handle`` answers to each,
+        or that answer's frame. Plain ones are written together, in the order of all of them.
+        """
+        plain = self._plain
+        if plain is None or not self._may_send(plain.row):
+            return [self._alone(command, peer) for command in commands]
+        answers: list[Command | bytes | None] = []
+        group = plain.group(peer)
+        for command in commands:
+            message = None if peer.closed else plain.read(command, peer)
+            if message is None:
+                self._end_group(group, answers)
+                answers.append(self._alone(command, peer))
+                continue
+            try:
+                self._authorize(self.requests[command.code][0], command, peer)
+            except RmqError as error:
+                self._end_group(group, answers)
+                answers.append(self._refuse(command, peer, error))
+                continue
+            group.add(command, message)
+            if group.is_full:
+                self._end_group(group, answers)
+        self._end_group(group, answers)
+        return answers
+
+    def _alone(self, command: Command, peer: Peer) -> Command | None:
+        """``handle`` of one of several: what goes wrong with it is not the others' fault. Nothing
+        is done behind one after which the connection was closed.
+        """
+        if peer.closed:
+            return None
+        try:
+            return self.handle(command, peer)
+        except Exception as error:
+            log.exception("%s: request %d of %s failed", self._party, command.code, peer)
+            return command.answer(
+                ResponseCode.SYSTEM_ERROR, remark=f"{type(error).__name__}: {error}"
+            )
+
+    def _may_send(self, row: Row) -> bool:
+        """Whether any send is served now; a refusal is for each of them."""
+        try:
+            if self._gate is not None:
+                self._gate.check(row.fence)
+        except RmqError:
+            return False
+        return self._tables.loaded
+
+    def _end_group(self, group: PlainGroup, answers: list[Command | bytes | None]) -> None:
+        """Write what was gathered; what cannot be written together is served one by one."""
+        commands = group.commands
+        if not commands:
+            return
+        try:
+            written = group.write()
+        except RmqError as error:
+            answers += [self._refuse(command, group.peer, error) for command in commands]
+        else:
+            answers += (
+                [self._alone(command, group.peer) for command in commands]
+                if written is None
+                else written
+            )
+        group.clear()
 
     def serve(self, command: Command, peer: Peer) -> None:
         """Serve a request that had to wait; its answer is sent."""
@@ -205,6 +283,8 @@ class Dispatch:
             return command.answer(ResponseCode.NOT_AUTHORIZED, remark=error.message)
         if isinstance(error, StoreNotReady) and peer.trusted:
             return command.answer(ResponseCode.STILL_RECOVERING, remark=error.message)
+        if isinstance(error, TopicFull) and peer.trusted:
+            return command.answer(ResponseCode.TOPIC_FULL, remark=error.message)
         self._keeper.check(error)
         if error.code == ResponseCode.SYSTEM_BUSY:
             self._counters.refused_busy += 1

@@ -19,6 +19,7 @@ from dataclasses import replace
 import msgpack
 
 from rmq_ray.clock import Clock
+from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import MalformedFrame
 from rmq_ray.model.topics import DataVersion, Permission, TopicConfig
 from rmq_ray.ports import Peer
@@ -43,6 +44,12 @@ class Drain:
         """Begin or end it; name servers are told at once. Nothing where it is so already."""
         if self._identity.draining != draining:
             self._identity.draining = draining
+            self._topics.announce()
+
+    def configure(self, config: BrokerConfig) -> None:
+        """Settings were changed: name servers are told of another permission at once."""
+        if self._identity.permission != config.permission:
+            self._identity.permission = config.permission
             self._topics.announce()
 
     def snapshot(self) -> tuple[dict[str, TopicConfig], DataVersion]:

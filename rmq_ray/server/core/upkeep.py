@@ -26,6 +26,12 @@ from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.offload import Offload
 from rmq_ray.server.base.store_keeper import StoreKeeper
+from rmq_ray.server.core.retention_risk import (
+    AtRisk,
+    Committed,
+    RetentionRisk,
+    groups_at_risk,
+)
 from rmq_ray.server.tables.broker_tables import BrokerTables
 from rmq_ray.store.front.message_store import MessageStore
 from rmq_ray.store.reading.retention import RetentionReport, Room
@@ -36,8 +42,12 @@ TOLD = 20  # groups in the status, lines in the log for one cycle
 GROUPS_MAX = 200_000
 
 Minima = dict[tuple[str, int], int]
-Cycle = tuple[RetentionReport, int]
-"""What a cycle did, and how many queues of topics with an own retention begin elsewhere now."""
+Cycle = tuple[RetentionReport, int, list[AtRisk] | None]
+"""What a cycle did, how many queues of topics with an own retention begin elsewhere now, and which
+groups are about to lose messages; None where that was not looked at.
+"""
+RISK_CYCLES = 6
+"""Groups are looked at each minute."""
 
 
 class Upkeep:
@@ -57,6 +67,8 @@ class Upkeep:
         self._clock = clock
         self._offload = offload
         self._running = False
+        self._cycles = 0
+        self.risk = RetentionRisk()
         self._room = Room.ENOUGH
         self._minima: Minima = {}
         self._expired: dict[tuple[str, str], int] = {}
@@ -73,16 +85,27 @@ class Upkeep:
         if store is None or self._running:
             return
         self._running = True
+        committed: Committed | None = None
+        if not self._identity.is_slave and self._cycles % RISK_CYCLES == 0:
+            tables = self._tables.offsets.tables()
+            committed = {key: dict(queues) for key, queues in tables.items()}
+        self._cycles += 1
         try:
-            self._offload.submit(lambda: self._cycle(store), self._cleaned)
+            self._offload.submit(lambda: self._cycle(store, committed), self._cleaned)
         except BrokerBusy:
             self._running = False  # the next turn does it
 
-    def _cycle(self, store: MessageStore) -> Cycle:
-        """In a thread: old segments, then what topics keep less long than the store."""
-        now_ms = self._clock.now_ms()
+    def _cycle(self, store: MessageStore, committed: Committed | None) -> Cycle:
+        """In a thread: old segments, then what topics keep less long than the store, then who may
+        lose messages next.
+        """
+        now_ms, hours = self._clock.now_ms(), self._tables.topics.retention()
         report = store.clean(now_ms)
-        return report, store.expire_topics(now_ms, self._tables.topics.retention())
+        moved = store.expire_topics(now_ms, hours)
+        if committed is None:
+            return report, moved, None
+        reserved = self._tables.settings.config.store.reserved_hours
+        return report, moved, groups_at_risk(store, committed, hours, reserved, now_ms)
 
     def delete_expired(self, command: Command, peer: Peer) -> Command:
         """329: segments older than the reserved time go with this and the next 19 cycles, whatever
@@ -94,10 +117,32 @@ class Upkeep:
         self.clean()
         return command.answer()
 
+    def clean_expired_queues(self, command: Command, peer: Peer) -> Command:
+        """306: files of queues whose messages have all left the log go, as in each cycle; one runs
+        now. The answer does not wait for it.
+        """
+        if self._keeper.store is None:
+            raise self._keeper.refusal()
+        self.clean()
+        return command.answer()
+
+    def clean_unused_topics(self, command: Command, peer: Peer) -> Command:
+        """316: queues of topics that this broker does not have any more go."""
+        store, topics = self._keeper.store, self._tables.topics
+        if store is None:
+            raise self._keeper.refusal()
+        for topic in sorted(store.topics()):
+            if topics.get(topic) is None and not topics.is_system(topic):
+                count = store.delete_topic(topic)
+                self._tables.offsets.forget_topic(topic)
+                log.info("%d queues of topic %s, which is no more, were removed", count, topic)
+        return command.answer()
+
     def status(self) -> dict[str, Any]:
         """``expired_messages``, and of which groups."""
         worst = nlargest(TOLD, self._expired.items(), key=lambda item: item[1])
         return {
+            **self.risk.status(),
             "expired_messages": self.total,
             "expired": [
                 {"group": group, "topic": topic, "messages": count}
@@ -113,8 +158,17 @@ class Upkeep:
         elif isinstance(outcome, Exception):
             raise outcome
         elif isinstance(outcome, tuple):
-            report, moved = outcome
+            report, moved, at_risk = outcome
+            told = report.room is not self._room
             self._tell_room(report)
+            self.risk.tell_disk(
+                report.disk,
+                self._tables.settings.config.store,
+                plenty=report.room is Room.ENOUGH,
+                told=told,
+            )
+            if at_risk is not None:
+                self.risk.tell_groups(at_risk)
             if report.segments:
                 log.info(
                     "retention removed %d segments (%s): the log begins at %d now",

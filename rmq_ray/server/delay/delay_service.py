@@ -16,7 +16,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from rmq_ray.codec.record import Record, decode_record
-from rmq_ray.errors import RmqError, StoreError
+from rmq_ray.errors import RecordAwaited, RmqError, StoreError
 from rmq_ray.model.message import decode_properties
 from rmq_ray.model.topics import SCHEDULE_TOPIC
 from rmq_ray.protocol.delay import DelayLevels, queue_of_level, release
@@ -73,7 +73,9 @@ class DelayService:
             return False
         more = False
         for state in self._levels:
-            if now_ms >= state.wait_until_ms:
+            most_ms = max(self._delays.delays_ms[state.level - 1], RETRY_MS)
+            # further ahead: the clock was set back
+            if not now_ms < state.wait_until_ms <= now_ms + most_ms:
                 try:
                     more = self._run(state, store, now_ms) or more
                 except StoreError as error:
@@ -137,9 +139,12 @@ class DelayService:
             state.unsafe.clear()
         if state.next_offset >= high:
             return None
-        found = store.get_messages(
-            SCHEDULE_TOPIC, queue_id, state.next_offset, PAGE_RECORDS, PAGE_BYTES, None
-        )
+        try:
+            found = store.get_messages(
+                SCHEDULE_TOPIC, queue_id, state.next_offset, PAGE_RECORDS, PAGE_BYTES, None
+            )
+        except RecordAwaited:
+            return None  # the next tick looks again
         data = b"".join(found.parts)
         at = 0
         for size in found.sizes.tolist():

@@ -13,13 +13,16 @@ Runs in the broker's loop; scans run beside it.
 Invariants: never early. A message counts as delivered exactly when its (due, offset) is not behind
 the progress: so nothing is written with an earlier due time (``MessageWriter.timer_floor_ms``), and
 nothing is delivered before all that was written earlier can be read. Saved progress never covers a
-copy that is not on disk: a crash repeats what came since, and loses nothing.
+copy that is not on disk: a crash repeats what came since, and loses nothing. A clock that was set
+back by more than ``SET_BACK_MS`` takes the progress along: what was delivered ahead of the right
+time is noted as taken back, and new messages do not wait until the wrong time comes again.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +39,7 @@ from rmq_ray.model.topics import TIMER_TOPIC
 from rmq_ray.protocol.timer import (
     CANCELLED,
     DUE_MS_MIN,
+    SET_BACK_MS,
     WAITING,
     Array,
     Due,
@@ -61,6 +65,7 @@ ROLLED_A_TURN = 256
 ROLLED_A_SCAN_MAX = 10_000
 CHUNK_ENTRIES = 65_536  # read at once by a scan
 HOUR_MS = 3_600_000
+NEVER_MS = 1 << 62
 
 
 @dataclass(slots=True)
@@ -74,7 +79,7 @@ class _Unsafe:
 class TimerService:
     """Of one broker."""
 
-    def __init__(  # noqa: PLR0913 - its surroundings
+    def __init__(
         self,
         config: BrokerConfig,
         keeper: StoreKeeper,
@@ -102,6 +107,10 @@ class TimerService:
         self._gone = 0  # messages that waited and do not any more
         self._life = 0
         self._reset(TimerProgress())
+
+    def configure(self, config: BrokerConfig) -> None:
+        """Settings were changed."""
+        self._config = config
 
     def _reset(self, saved: TimerProgress) -> None:
         self._life += 1  # what a scan of the life before finds is not looked at
@@ -211,6 +220,21 @@ class TimerService:
             else max(0, self._waiting + store.bounds(TIMER_TOPIC, WAITING)[1] - self._read)
         )
 
+    def finder(self, limit: int) -> Callable[[MessageStore], tuple[list[Due], bool]]:
+        """In the loop. The returned work may run in any thread: about ``limit`` messages that wait,
+        those due first, and whether there are more.
+        """
+        cancelled = np.fromiter(self._cancelled, np.int64, len(self._cancelled))
+        cancelled.sort()
+        first, read, progress = self._first, self._read, self._progress
+
+        def find(store: MessageStore) -> tuple[list[Due], bool]:
+            high = max(read, store.bounds(TIMER_TOPIC, WAITING)[1])
+            found = scan(store, ScanOrder(first, high, 0, NEVER_MS, progress, cancelled, limit, 0))
+            return [(due, at, log) for due, at, log in found.rows.tolist()], found.end_ms < NEVER_MS
+
+        return find
+
     # --- delivery ---------------------------------------------------------------------------------
 
     def tick(self, now_ms: int) -> bool:
@@ -222,6 +246,8 @@ class TimerService:
             return False
         try:
             self._pay()
+            if self._cap_ms > now_ms + SET_BACK_MS and not self._set_back(store, now_ms):
+                return True
             self._see(store, now_ms)
             more = self._deliver(store, min(now_ms, self._cap_ms))
             self._look_ahead(store, now_ms)
@@ -298,6 +324,50 @@ class TimerService:
             return
         self._counters.timed_delivered += 1
         self._failing = False
+
+    def _set_back(self, store: MessageStore, now_ms: int) -> bool:
+        """The clock was: begin again at its time. False while there is more to note before.
+
+        Noted as taken back is what was delivered and is due behind ``now_ms``, more than
+        ``CANCELLED_MAX`` of them come a second time.
+        """
+        high = store.bounds(TIMER_TOPIC, WAITING)[1]
+        ahead = self._delivered_ahead(store, now_ms, high)
+        room = min(len(ahead), CANCELLED_MAX - len(self._cancelled))
+        for offset in ahead[: min(room, TURN_MAX)]:
+            self._write_cancel(offset)
+            self._cancelled.add(offset)
+        if room > TURN_MAX:
+            return False
+        log.warning(
+            "the clock was set back by %d ms or more; messages with a delivery time go by it",
+            self._cap_ms - now_ms,
+        )
+        self._life += 1
+        self._scanning = False
+        self.window = DueWindow(self._config.timer_window_messages)
+        self._old.clear()
+        self._read = high
+        self._progress = min(self._progress, (now_ms, high - 1))
+        self._unsafe.append(_Unsafe(self._progress, store.end_offset))
+        self._cap_ms = self._writer.timer_floor_ms = now_ms
+        self._mark = (store.end_offset, now_ms)
+        return True
+
+    def _delivered_ahead(self, store: MessageStore, now_ms: int, high: int) -> list[int]:
+        """Offsets of what was delivered, is due later than now, and is not noted yet."""
+        found: list[int] = []
+        at = self._first
+        while at < high:
+            rows, read = read_rows(store, at, min(CHUNK_ENTRIES, high - at))
+            if not read:
+                break
+            at += read
+            due, offset = rows[:, 0], rows[:, 1]
+            last_ms, last = self._progress
+            done = (due > now_ms) & ((due < last_ms) | ((due == last_ms) & (offset <= last)))
+            found += offset[done].tolist()
+        return [offset for offset in found if offset not in self._cancelled]
 
     # --- looking ahead ----------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """Heartbeats and members of groups (protocol-behaviour 12; remoting 3, 4, 5).
 
 Decides: what a heartbeat creates (group, retry topic), whom a change is told to. Does not decide
-how groups merge (``protocol.consumer_group``). Beyond who is there: SQL92 filters are taken in, and
-members that disagree are told, once for each state of the conflict.
+how groups merge (``server.groups.membership``). Beyond who is there: SQL92 filters are taken in,
+and members that disagree are told, once for each state of the conflict.
 
 Invariant: a CHANGE notice (40) leaves before the answer of the heartbeat that caused it.
 """
@@ -17,7 +17,6 @@ from rmq_ray.errors import RmqError
 from rmq_ray.model.groups import ConsumerData
 from rmq_ray.model.topics import retry_topic
 from rmq_ray.ports import Peer
-from rmq_ray.protocol.consumer_group import Client, ConsumerTable, GroupChange
 from rmq_ray.protocol.filters.filter_table import FilterTable
 from rmq_ray.protocol.filters.subscriptions import CONFLICT_FIELD, describe
 from rmq_ray.remoting.wire import bodies
@@ -25,7 +24,14 @@ from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, Command
 from rmq_ray.remoting.wire.headers import ConsumerGroupHeader, UnregisterClientHeader
 from rmq_ray.server.base.counters import Counters
-from rmq_ray.server.groups.membership import GroupMembership, divides_queues, refusal_to_join
+from rmq_ray.server.groups.membership import (
+    Client,
+    ConsumerTable,
+    GroupChange,
+    GroupMembership,
+    divides_queues,
+    refusal_to_join,
+)
 from rmq_ray.server.tables.group_table import GroupTable
 from rmq_ray.server.tables.topic_table import TopicTable
 
@@ -36,7 +42,7 @@ TOLD_CHARS_MAX = 2_000
 class GroupHandlers:
     """34, 35, 38 and the housekeeping of silent connections."""
 
-    def __init__(  # noqa: PLR0913 - the tables that heartbeats fill
+    def __init__(
         self,
         members: GroupMembership,
         groups: GroupTable,

@@ -24,7 +24,6 @@ from rmq_ray.errors import RemotingError
 from rmq_ray.model.groups import ConsumeType
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.ports import Peer
-from rmq_ray.protocol.consumer_group import Client, ConsumerGroup
 from rmq_ray.remoting.wire import bodies_admin
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, Command, language
@@ -38,9 +37,10 @@ from rmq_ray.remoting.wire.headers import (
 )
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.responses import AnswerFrom, Refused
+from rmq_ray.server.base.statistics import Statistics
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.groups import consume_stats
-from rmq_ray.server.groups.membership import GroupMembership
+from rmq_ray.server.groups.membership import Client, ConsumerGroup, GroupMembership
 from rmq_ray.server.tables.offset_table import OffsetTable
 from rmq_ray.server.tables.topic_table import TopicTable
 from rmq_ray.store.front.message_store import MessageStore
@@ -53,7 +53,7 @@ Handler = Callable[[Command, Peer], Command | None]
 class GroupOperations:
     """See the module."""
 
-    def __init__(  # noqa: PLR0913 - the tables that it reads
+    def __init__(
         self,
         keeper: StoreKeeper,
         identity: Identity,
@@ -62,7 +62,9 @@ class GroupOperations:
         members: GroupMembership,
         clock: Clock,
         answer_from: AnswerFrom,
+        statistics: Statistics,
     ) -> None:
+        self._statistics = statistics
         self._keeper = keeper
         self._identity = identity
         self._topics = topics
@@ -263,9 +265,27 @@ class GroupOperations:
             peer,
             lambda: consume_stats.read(store, identity.name, wanted),
             lambda found: command.answer(
-                fields={}, body=bodies_admin.encode_broker_consume_stats(identity.address, found)
+                fields={},
+                body=bodies_admin.encode_broker_consume_stats(
+                    identity.address, self._with_rates(found)
+                ),
             ),
         )
+
+    def _with_rates(
+        self, found: consume_stats.Found
+    ) -> dict[str, list[tuple[dict[MessageQueue, bodies_admin.Progress], float]]]:
+        now_ms = self._clock.now_ms()
+        return {
+            group: [
+                (
+                    progress,
+                    self._statistics.group_tps(next(iter(progress)).topic, group, now_ms),
+                )
+                for progress in topics
+            ]
+            for group, topics in found.items()
+        }
 
     def producers(self, command: Command, peer: Peer) -> Command:
         """328: every producer group with its clients."""

@@ -17,18 +17,19 @@ from rmq_ray.remoting.wire import bodies_admin
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import (
+    AllOffsetsAnswer,
+    AllOffsetsHeader,
+    OffsetAnswer,
     QueryOffsetHeader,
     QueueHeader,
     SearchOffsetHeader,
     UpdateOffsetHeader,
 )
-from rmq_ray.server.base.cold_reads import is_young
 from rmq_ray.server.base.responses import AnswerFrom
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.groups.membership import GroupMembership
-from rmq_ray.server.tables.group_table import GroupTable
-from rmq_ray.server.tables.offset_table import Commit, OffsetTable
-from rmq_ray.server.tables.topic_table import TopicTable
+from rmq_ray.server.tables.broker_tables import BrokerTables
+from rmq_ray.server.tables.offset_table import Commit, cut_offset
 from rmq_ray.store.front.message_store import MessageStore
 
 TOPICS_PER_REQUEST_MAX = 10_000
@@ -40,28 +41,27 @@ class OffsetHandlers:
     def __init__(
         self,
         keeper: StoreKeeper,
-        topics: TopicTable,
-        groups: GroupTable,
-        offsets: OffsetTable,
+        tables: BrokerTables,
         members: GroupMembership,
         answer_from: AnswerFrom,
     ) -> None:
         self._later = answer_from
         self._keeper = keeper
-        self._topics = topics
-        self._groups = groups
-        self._offsets = offsets
+        self._topics, self._groups, self._offsets = tables.topics, tables.groups, tables.offsets
+        self._save = tables.save_offsets
         self._members = members
 
     def query(self, command: Command, peer: Peer) -> Command:
         """14: the stored offset; a group that has none starts at 0 where the whole queue is still
-        in memory (and 0 will do), else it is told so (22).
+        in memory (and 0 will do), else it is told so (22). Refused while the log is read again: an
+        offset may lie beyond what is left of it.
         """
         header = QueryOffsetHeader.from_fields(command.fields)
+        store = self._store()
         offset = self._offsets.query(header.topic, header.consumer_group, header.queue_id)
         if offset is None:
-            if header.set_zero_if_not_found is False or not is_young(
-                self._store(), header.topic, header.queue_id
+            if header.set_zero_if_not_found is False or not store.is_young(
+                header.topic, header.queue_id
             ):
                 return command.answer(
                     ResponseCode.QUERY_NOT_FOUND,
@@ -69,7 +69,8 @@ class OffsetHandlers:
                     remark="Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first",
                 )
             offset = 0
-        return command.answer(fields={"offset": str(offset)})
+        told = OffsetAnswer(offset, store.epoch if header.with_epoch else None)
+        return command.answer(fields=told.to_fields())
 
     def update(self, command: Command, peer: Peer) -> Command:
         """15: commits; consumers send it oneway, or say who they are: anybody else is an
@@ -100,8 +101,27 @@ class OffsetHandlers:
                     f"{header.topic}, queue {header.queue_id}, is over: lock again"
                 ),
             )
-        store = self._keeper.store
-        outcome = self._offsets.commit(
+        if header.increase_only and self._offsets.is_behind(
+            header.topic, header.consumer_group, header.queue_id, header.commit_offset
+        ):
+            return command.answer(fields={})
+        outcome = self._commit(header, command, peer)
+        if outcome is Commit.REFUSED:
+            return command.answer(
+                ResponseCode.SYSTEM_ERROR,
+                {},
+                remark=(
+                    f"offset {header.commit_offset} is not taken: another client pulls or holds "
+                    f"queue {header.queue_id} of {header.topic}"
+                ),
+            )
+        if outcome is Commit.LOWERED:
+            self._save()  # a reset: told once, and nobody would tell it again
+        self._groups.find(header.consumer_group)
+        return command.answer(fields={})
+
+    def _commit(self, header: UpdateOffsetHeader, command: Command, peer: Peer) -> Commit:
+        return self._offsets.commit(
             header.topic,
             header.consumer_group,
             header.queue_id,
@@ -117,29 +137,29 @@ class OffsetHandlers:
             not header.lock_epoch
             and not header.client_id
             and self._members.is_administrator(header.consumer_group, peer, command.is_oneway),
-            None if store is None else store.bounds(header.topic, header.queue_id)[1],
+            self._highest(header),
         )
-        if outcome is Commit.REFUSED:
-            return command.answer(
-                ResponseCode.SYSTEM_ERROR,
-                {},
-                remark=(
-                    f"offset {header.commit_offset} is not taken: another client pulls or holds "
-                    f"queue {header.queue_id} of {header.topic}"
-                ),
-            )
-        self._groups.find(header.consumer_group)
-        return command.answer(fields={})
+
+    def _highest(self, header: UpdateOffsetHeader) -> int | None:
+        """The greatest offset that who commits this can have reached; None while nobody knows."""
+        store = self._keeper.store
+        if store is None:
+            return None
+        queue = header.topic, header.queue_id
+        cut = cut_offset(store, *queue, header.commit_offset, header.log_epoch or 0)
+        return store.bounds(*queue)[1] if cut is None else cut
 
     def all_offsets(self, command: Command, peer: Peer) -> Command:
-        """43."""
+        """43: all, or what changed since the change that a slave knows."""
+        since = AllOffsetsHeader.from_fields(command.fields).since
+        changed = None if since is None else self._offsets.since(since)
+        told = AllOffsetsAnswer(self._offsets.changes, None if changed is None else since)
+        tables = self._offsets.tables() if changed is None else changed
         return command.answer(
+            fields=told.to_fields(),
             body=bodies_admin.encode_offset_table(
-                {
-                    f"{topic}@{group}": queues
-                    for (topic, group), queues in self._offsets.tables().items()
-                }
-            )
+                {f"{topic}@{group}": queues for (topic, group), queues in tables.items()}
+            ),
         )
 
     def max_offset(self, command: Command, peer: Peer) -> Command:

@@ -26,7 +26,7 @@ from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import KeyValueHeader
 from rmq_ray.server.base.config_saver import ConfigSaver, Saved
-from rmq_ray.server.base.offload import Done, Offload
+from rmq_ray.server.base.offload import Done, Offload, Waiting
 
 T = TypeVar("T")
 ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
@@ -45,13 +45,17 @@ class WriteAtOnce:
         outcome: T | Exception
         try:
             outcome = work()
-        except RmqError as error:
+        except Exception as error:  # noqa: BLE001 - handed on as the outcome
             outcome = error
         done(outcome)
 
     def post(self, call: Callable[[], None]) -> None:
         """Run it."""
         call()
+
+    def waiting(self) -> Waiting:
+        """Nothing ever waits."""
+        return Waiting(0, 0, 0)
 
 
 class KvConfig:
@@ -117,7 +121,7 @@ class KvConfig:
             self._file.save(table)
 
 
-class SettingsHandlers:
+class NameServerSettingsHandlers:
     """100 to 102, 219, 318, 319."""
 
     def __init__(self, config: NameServerConfig, kv: KvConfig) -> None:

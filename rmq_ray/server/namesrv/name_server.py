@@ -43,7 +43,7 @@ from rmq_ray.server.base.offload import Offload
 from rmq_ray.server.namesrv.kv_config import (
     ORDER_TOPIC_CONFIG,
     KvConfig,
-    SettingsHandlers,
+    NameServerSettingsHandlers,
     WriteAtOnce,
 )
 from rmq_ray.server.security.access_copy import AccessCopy
@@ -81,7 +81,7 @@ class NameServer:
         self._guard: AccessGuard | None = None
         if config.foreign is ForeignClients.ACL:
             self._guard = AccessGuard(self.access, "name server", audit)
-        settings = SettingsHandlers(config, self._kv)
+        settings = NameServerSettingsHandlers(config, self._kv)
         routes = RouteHandlers(self._routes, self._kv, clock, settings.order_messages)
         self._requests = bind(Party.NAME_SERVER, routes, settings)
         self._next_scan_ms: int | None = None
@@ -235,11 +235,16 @@ class RouteHandlers:
         _check_broker(
             header.cluster_name, header.broker_name, header.broker_id, header.broker_address
         )
-        topics, version = (
-            bodies.decode_registration(body, compressed=header.compressed)
-            if body
-            else (None, DataVersion())
+        digest = (header.body_crc, len(body)) if header.body_crc else None
+        known = self._routes.version_of(
+            header.broker_name, header.broker_id, header.broker_address, digest
         )
+        if known is not None:
+            topics, version = None, known
+        elif body:
+            topics, version = bodies.decode_registration(body, compressed=header.compressed)
+        else:
+            topics, version = None, DataVersion()
         self._check_room(header.broker_address, len(topics or ()))
         answer = self._routes.register(
             Registration(
@@ -251,6 +256,7 @@ class RouteHandlers:
                 version=version,
                 topics=topics,
                 epoch=header.master_epoch,
+                digest=digest,
             ),
             peer,
             self._clock.now_ms(),

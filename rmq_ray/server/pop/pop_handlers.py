@@ -15,6 +15,7 @@ answered after it was; both may be repeated.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from enum import Enum
@@ -31,6 +32,7 @@ from rmq_ray.model.pulling import GetMessageStatus
 from rmq_ray.model.topics import Permission, retry_topic
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.pop import Key, PopQueue, mask_bytes, mask_of
+from rmq_ray.protocol.rate_limit import RateLimiter
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.pops import (
@@ -46,17 +48,18 @@ from rmq_ray.remoting.wire.pops import (
     unpack_settle,
 )
 from rmq_ray.remoting.wire.records import PullRecords
-from rmq_ray.server.base.cold_reads import is_cold_pull, is_young
 from rmq_ray.server.base.counters import Counters
 from rmq_ray.server.base.offload import Offload
 from rmq_ray.server.base.responses import Answer, Refused
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.pop.pop_ledger import PopLedger
 from rmq_ray.server.pop.pop_waiting import PopWaiting, WaitingPop, Wish
+from rmq_ray.server.pull.delayed_pulls import DelayedPulls
 from rmq_ray.server.pull.parked_pulls import ParkedPulls
 from rmq_ray.server.pull.pull_filters import EVERYTHING, PullFilters, Wanted
 from rmq_ray.server.pull.pull_handlers import PullTables
 from rmq_ray.store.front.message_store import MessageStore
+from rmq_ray.store.reading.filtered_reading import Condition
 from rmq_ray.store.reading.log_reader import GetResult
 
 WAIT_MS_MAX = 120_000
@@ -84,6 +87,8 @@ class PopHandlers:
         tables: PullTables,
         ledger: PopLedger,
         parked: ParkedPulls[Any],
+        delayed: DelayedPulls,
+        limiter: RateLimiter,
         counters: Counters,
         clock: Clock,
         config: BrokerConfig,
@@ -95,6 +100,9 @@ class PopHandlers:
         self._keeper = keeper
         self._tables = tables
         self._ledger = ledger
+        self._delayed = delayed
+        self._limiter = limiter
+        self._clock = clock
         self._counters = counters
         self._config = config
         self._answer = answer
@@ -111,6 +119,11 @@ class PopHandlers:
             clock,
             config.parked_pulls_max,
         )
+
+    def configure(self, config: BrokerConfig) -> None:
+        """Settings were changed."""
+        self._config = config
+        self._filters.enabled = config.property_filter
 
     def pop_records(self, command: Command, peer: Peer) -> Command | None:
         """20030: messages at once where there are some, else the pop waits as long as it asked."""
@@ -243,10 +256,9 @@ class PopHandlers:
     def _look(self, pop: PopRecords, command: Command, peer: Peer) -> Command | Look:
         """Take what there is now."""
         store, outcome, cold = self._store(), Look.EMPTY, None
-        page = PopPage(
-            min(pop.count_max, self._config.pull_records_max),
-            max(1, min(pop.bytes_max, self._config.pull_bytes_max)),
-        )
+        page = self._page(pop, peer)
+        if page is None:
+            return outcome
         for key, queue in self._queues(store, pop):
             if queue.reading or queue.next_offset >= store.bounds(key[1], key[2])[1]:
                 continue
@@ -256,7 +268,7 @@ class PopHandlers:
                 continue
             if pop.count_max == 0:
                 return command.answer(ResponseCode.PULL_RETRY_IMMEDIATELY)
-            if is_cold_pull(store, key[1], key[2], queue.next_offset):
+            if store.is_cold_pull(key[1], key[2], queue.next_offset):
                 cold = cold or (key, queue)
                 continue
             try:
@@ -273,6 +285,24 @@ class PopHandlers:
             return outcome
         self._read_cold(store, pop, *cold, page, command, peer)
         return Look.READING
+
+    def _page(self, pop: PopRecords, peer: Peer) -> PopPage | None:
+        """How much the pop may take. None where its group or account was handed out enough for
+        now: the group's waiting pops are looked at again when it may have more.
+        """
+        count = min(pop.count_max, self._config.pull_records_max)
+        size = max(1, min(pop.bytes_max, self._config.pull_bytes_max))
+        if not self._limiter.active or not pop.count_max:
+            return PopPage(count, size, peer.account)
+        wait_ms = self._limiter.hand_out_wait_ms(
+            pop.group, peer.account, self._clock.monotonic_ms()
+        )
+        room = (pop.group, pop.topic)
+        if wait_ms:
+            with contextlib.suppress(TooManyRequests):  # they are looked at when they end
+                self._delayed.add(wait_ms, lambda: self.waiting.wake(room), key=room)
+            return None
+        return PopPage(*self._limiter.page(pop.group, peer.account, count, size), peer.account)
 
     def _queues(self, store: MessageStore, pop: PopRecords) -> Iterator[tuple[Key, PopQueue]]:
         """Every queue that the group may pop from, beginning with another one each time."""
@@ -306,12 +336,12 @@ class PopHandlers:
 
     def _first(self, store: MessageStore, key: Key, pop: PopRecords) -> int:
         low, high = store.bounds(key[1], key[2])
-        from_low = pop.from_first or key[1] != pop.topic or is_young(store, key[1], key[2])
+        from_low = pop.from_first or key[1] != pop.topic or store.is_young(key[1], key[2])
         return low if from_low else high
 
     def _take(
         self, store: MessageStore, pop: PopRecords, key: Key, queue: PopQueue, page: PopPage
-    ) -> None:  # noqa: PLR0913 - one queue of one pop
+    ) -> None:
         wanted = self._wanted(pop, key[1])
         count = min(page.count, self._config.pop_in_flight_max - queue.in_flight)
         for _ in range(READS_A_QUEUE):
@@ -325,7 +355,7 @@ class PopHandlers:
 
     def _granted(
         self, pop: PopRecords, key: Key, queue: PopQueue, result: GetResult, page: PopPage
-    ) -> bool:  # noqa: PLR0913 - one read of one pop
+    ) -> bool:
         """Lease what was read; False when there was nothing in it."""
         if result.status is not GetMessageStatus.FOUND or not result.count:
             if result.next_offset >= queue.next_offset:
@@ -338,6 +368,10 @@ class PopHandlers:
         head = lease_head(key, lease_id, deadline_ms, result)
         page.add(head, result)
         self._counters.got(key[1], key[0], head.records, head.size)
+        if self._limiter.active:
+            self._limiter.handed_out(
+                key[0], page.account, head.size, head.records, self._clock.monotonic_ms()
+            )
         if self._keeper.store is not None:
             self._tables.offsets.behind.note(*key, result, self._keeper.store)
         return True
@@ -351,7 +385,7 @@ class PopHandlers:
         page: PopPage,
         command: Command,
         peer: Peer,
-    ) -> None:  # noqa: PLR0913
+    ) -> None:
         offset, wanted = queue.next_offset, self._wanted(pop, key[1])
         count = min(page.count, self._config.pop_in_flight_max - queue.in_flight)
 
@@ -416,7 +450,7 @@ class PopHandlers:
         )
         return True
 
-    def _conclude(  # noqa: PLR0913 - one read of one pop
+    def _conclude(
         self,
         pop: PopRecords,
         key: Key,
@@ -506,8 +540,8 @@ class PopHandlers:
 class PopPage:
     """What one pop has taken so far; ``count`` and ``size``: how much more it may take."""
 
-    def __init__(self, count: int, size: int) -> None:
-        self.count, self.size = count, size
+    def __init__(self, count: int, size: int, account: str = "") -> None:
+        self.count, self.size, self.account = count, size, account
         self.heads: list[LeaseHead] = []
         self.sizes: list[Any] = []
         self.parts: list[Any] = []
@@ -532,12 +566,12 @@ class PopPage:
 
 def read_queue(
     store: MessageStore, key: Key, offset: int, count: int, size: int, wanted: Wanted
-) -> GetResult:  # noqa: PLR0913 - a read and its filter
+) -> GetResult:
     """Records from queue offset ``offset`` on that the group wants; at most ``count``, and ``size``
     bytes but for the first.
     """
     if wanted.matches is not None:
-        return store.get_matching(key[1], key[2], offset, count, size, wanted.matches)
+        return store.get_matching(key[1], key[2], offset, count, size, Condition(wanted.matches))
     return store.get_messages(key[1], key[2], offset, count, size, wanted.codes)
 
 

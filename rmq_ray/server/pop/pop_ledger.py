@@ -34,8 +34,7 @@ from rmq_ray.protocol.pop import (
 )
 from rmq_ray.remoting.wire.pops import PopRecords
 from rmq_ray.server.base.offload import Offload
-from rmq_ray.server.pull.pull_handlers import cut_offset
-from rmq_ray.server.tables.offset_table import Commit, OffsetTable
+from rmq_ray.server.tables.offset_table import Commit, OffsetTable, cut_offset
 from rmq_ray.store.front.message_store import MessageStore
 from rmq_ray.store.tables.pop_journal import PopHistory, PopJournal
 
@@ -166,6 +165,14 @@ class PopLedger:
                 self._commit(key, found.next_offset)
         found.used_ms = self._clock.now_ms()
         return found
+
+    def expect(self, key: Key, first: int) -> None:
+        """The group gets a message of this queue, which it may never have asked: from here on the
+        queue counts in what it lacks, from ``first`` on where it has no offset.
+        """
+        group, topic, queue_id = key
+        if self._offsets.query(topic, group, queue_id) is None:
+            self._offsets.commit(topic, group, queue_id, first, COMMITTER, administrator=True)
 
     def find(self, key: Key) -> PopQueue | None:
         """The state of a queue that is popped."""

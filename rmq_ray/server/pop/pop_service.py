@@ -24,11 +24,12 @@ from rmq_ray.model.topics import GroupConfig, dlq_topic, retry_topic
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.delay import copy_properties, decide, max_times
 from rmq_ray.protocol.pop import Expired
-from rmq_ray.server.base.cold_reads import is_cold
+from rmq_ray.protocol.rate_limit import RateLimiter
 from rmq_ray.server.base.offload import Offload
 from rmq_ray.server.base.responses import Answer
 from rmq_ray.server.pop.pop_handlers import PopHandlers
 from rmq_ray.server.pop.pop_ledger import PopLedger
+from rmq_ray.server.pull.delayed_pulls import DelayedPulls
 from rmq_ray.server.pull.parked_pulls import ParkedPulls
 from rmq_ray.server.pull.pull_handlers import PullTables
 from rmq_ray.server.send.message_writer import MessageWriter, Origin
@@ -54,6 +55,8 @@ class PopService:
         writer: MessageWriter,
         tables: PullTables,
         parked: ParkedPulls[Any],
+        delayed: DelayedPulls,
+        limiter: RateLimiter,
         clock: Clock,
         answer: Answer,
         offload: Offload,
@@ -75,6 +78,8 @@ class PopService:
             tables,
             self.ledger,
             parked,
+            delayed,
+            limiter,
             path.counters,
             clock,
             config,
@@ -196,23 +201,26 @@ class PopMover:
     def _look_up(self, store: MessageStore, one: Expired, now_ms: int) -> None:
         _, topic, queue_id = one.key
         log_offset = store.log_offset_of(topic, queue_id, one.offset)
-        if log_offset < 0 or not is_cold(store, log_offset):
-            self._copy(one, None if log_offset < 0 else store.record_at(log_offset), now_ms)
+        if log_offset < 0 or not store.is_cold(log_offset):
+            raw = None if log_offset < 0 else store.record_at(log_offset)
+            self._copy(store, one, raw, now_ms)
             return
 
         def read(outcome: bytes | None | Exception) -> None:
             if isinstance(outcome, Exception) and not isinstance(outcome, RmqError):
                 raise outcome
-            self._guarded(one, now_ms, lambda: self._read(one, outcome, now_ms))
+            self._guarded(one, now_ms, lambda: self._read(store, one, outcome, now_ms))
 
         self._reads.submit(lambda: store.record_at(log_offset), read)
 
-    def _read(self, one: Expired, outcome: bytes | None | Exception, now_ms: int) -> None:
+    def _read(
+        self, store: MessageStore, one: Expired, outcome: bytes | None | Exception, now_ms: int
+    ) -> None:
         if isinstance(outcome, Exception):
             raise outcome
-        self._copy(one, outcome, now_ms)
+        self._copy(store, one, outcome, now_ms)
 
-    def _copy(self, one: Expired, raw: bytes | None, now_ms: int) -> None:
+    def _copy(self, store: MessageStore, one: Expired, raw: bytes | None, now_ms: int) -> None:
         group = self._group_of(one.key[0])
         if raw is None or group is None:
             self._ledger.moved(one)  # retention took the record, or nobody is there to get it
@@ -234,6 +242,8 @@ class PopMover:
         origin = Origin(
             record.born_ms, record.born_host, record.flag, record.sys_flag, plan.reconsume_times
         )
+        if not plan.dead:
+            self._ledger.expect((group.name, topic, queue_id), store.bounds(topic, queue_id)[0])
         result = self._writer.put(topic, queue_id, record.body, properties, origin)
         self._path.counters.sent_back += 1
         self._path.counters.dead_letters += plan.dead

@@ -106,21 +106,28 @@ class _Parked(Generic[R]):
     request: R
 
 
+MakeHold = Callable[[OnWake, MaxOffset], Hold]
+
+
 class ParkedPulls(Generic[R]):
     """All parked pulls of one broker. ``rerun(request, peer)`` answers one for good (second pass,
     never parked again).
 
-    ``make_hold(on_wake)`` builds the hold, not yet started.
+    ``make_hold(on_wake, max_offset)`` builds the hold, not yet started.
     """
 
     def __init__(
-        self, rerun: Callable[[R, Peer], None], make_hold: Callable[[OnWake], Hold], parked_max: int
+        self,
+        rerun: Callable[[R, Peer], None],
+        make_hold: MakeHold,
+        max_offset: MaxOffset,
+        parked_max: int,
     ) -> None:
         self._rerun = rerun
         self._parked_max = parked_max
         self._parked: dict[int, _Parked[R]] = {}
         self._next_token = 0
-        self.hold = make_hold(self.wake)
+        self.hold = make_hold(self.wake, max_offset)
         self.late = 0
         """Pulls that the hold did not answer in time."""
 

@@ -44,7 +44,7 @@ class PullFilters:
     def __init__(self, members: GroupMembership, filters: FilterTable, enabled: bool) -> None:
         self._members = members
         self._filters = filters
-        self._enabled = enabled
+        self.enabled = enabled
         self._inline = FilterCache()
 
     def inline(self, topic: str, expression: str | None, expression_type: str) -> Wanted:
@@ -125,7 +125,7 @@ class PullFilters:
         return "send a heartbeat first"
 
     def _require_enabled(self) -> None:
-        if not self._enabled:
+        if not self.enabled:
             raise Refused(
                 "The broker does not support consumer to filter message by SQL92; set "
                 "property_filter=True there or subscribe by tags",

@@ -14,13 +14,12 @@ called by the broker's pull handlers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rmq_ray.clock import Clock
 from rmq_ray.config import BrokerConfig
-from rmq_ray.errors import StoreError, TooManyRequests
+from rmq_ray.errors import RecordAwaited, StoreError, TooManyRequests
 from rmq_ray.model.fastjson import dumps
 from rmq_ray.model.groups import TAG
 from rmq_ray.model.ids import MessageQueue
@@ -29,6 +28,7 @@ from rmq_ray.model.pulling import GetMessageStatus, PullSysFlag
 from rmq_ray.model.topics import OFFSET_MOVED_TOPIC, GroupConfig, Permission
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.filters.filter_table import FilterTable
+from rmq_ray.protocol.rate_limit import RateLimiter
 from rmq_ray.remoting.wire import bodies
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
@@ -41,19 +41,20 @@ from rmq_ray.remoting.wire.records import (
     unpack_pull,
     unpack_scan,
 )
-from rmq_ray.server.base.cold_reads import is_cold_pull
 from rmq_ray.server.base.counters import Counters
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.responses import Answer, AnswerFrom, Refused
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.groups.membership import GroupMembership, refusal_to_pull
-from rmq_ray.server.pull.parked_pulls import Hold, OnWake, ParkedPulls
+from rmq_ray.server.pull.delayed_pulls import DelayedPulls
+from rmq_ray.server.pull.parked_pulls import MakeHold, ParkedPulls
 from rmq_ray.server.pull.pull_filters import EVERYTHING, PullFilters, Wanted
 from rmq_ray.server.send.message_writer import MessageWriter
 from rmq_ray.server.tables.group_table import GroupTable
-from rmq_ray.server.tables.offset_table import OffsetTable
+from rmq_ray.server.tables.offset_table import OffsetTable, cut_offset
 from rmq_ray.server.tables.topic_table import TopicTable
 from rmq_ray.store.front.message_store import MessageStore
+from rmq_ray.store.reading.filtered_reading import Condition
 from rmq_ray.store.reading.log_reader import GetResult
 
 SUCCESS, PULL_NOT_FOUND, PULL_RETRY_IMMEDIATELY, PULL_OFFSET_MOVED = 0, 19, 20, 21
@@ -104,6 +105,7 @@ COMMIT, SUSPEND, INLINE = (
 READ = int(Permission.READ)
 PAUSE_MS = 1_000  # between two events of one group and queue
 REMEMBERED_MAX = 10_000
+AWAIT_MS = 20  # a slave's copy of a broken record is there after a few ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,7 @@ class _Pull:
 
 
 class PullHandlers:
-    """``make_hold(on_wake)`` builds the hold; ``answer`` and ``answer_from``: see
+    """``make_hold`` builds the hold; ``answer`` and ``answer_from``: see
     ``base.responses``.
     """
 
@@ -144,10 +146,14 @@ class PullHandlers:
         counters: Counters,
         clock: Clock,
         config: BrokerConfig,
-        make_hold: Callable[[OnWake], Hold],
+        make_hold: MakeHold,
         answer: Answer,
         answer_from: AnswerFrom,
+        limiter: RateLimiter,
     ) -> None:
+        self._limiter = limiter
+        self.delayed = DelayedPulls(clock, config.parked_pulls_max)
+        """What waits for its limit, pops too."""
         self._keeper = keeper
         self._tables = tables
         self._moved = MovedEvents(writer, clock)
@@ -157,7 +163,18 @@ class PullHandlers:
         self._answer = answer
         self._answer_from = answer_from
         self.filters = PullFilters(tables.members, tables.filters, config.property_filter)
-        self.parked: ParkedPulls[Any] = ParkedPulls(self._wake, make_hold, config.parked_pulls_max)
+        self.parked: ParkedPulls[Any] = ParkedPulls(
+            self._wake, make_hold, self._max_offset, config.parked_pulls_max
+        )
+
+    def _max_offset(self, topic: str, queue_id: int) -> int:
+        store = self._keeper.store
+        return 0 if store is None else store.bounds(topic, queue_id)[1]
+
+    def configure(self, config: BrokerConfig) -> None:
+        """Settings were changed."""
+        self._config = config
+        self.filters.enabled = config.property_filter
 
     def pull_message(self, command: Command, peer: Peer) -> Command | None:
         """Apache RocketMQ's pull: at most 32 records."""
@@ -246,21 +263,29 @@ class PullHandlers:
     def _run(self, pull: _Pull, peer: Peer, first: bool) -> Command | None:
         store, asked = self._store(), pull.asked
         group = self._check_group(asked.group)
+        if self._limiter.active:
+            if self._delay(pull, peer, first):
+                return None
+            count, size = self._limiter.page(
+                asked.group, peer.account, asked.count_max, asked.bytes_max
+            )
+            asked = replace(asked, count_max=count, bytes_max=size)
+            pull = replace(pull, asked=asked)
         self._check_topic(asked.topic, asked.queue_id)
         wanted = self._filter(asked, group)
-        if wanted is EVERYTHING and pull.ours and not first:
+        if wanted is EVERYTHING and pull.ours and not first and not self._limiter.active:
             answer = self._just_written(store, pull, group)
             if answer is not None:
                 return answer
-        if is_cold_pull(store, asked.topic, asked.queue_id, asked.offset):
+        if store.is_cold_pull(asked.topic, asked.queue_id, asked.offset):
             self._answer_from(
                 pull.command,
                 peer,
                 lambda: self._read(store, pull, wanted),
-                lambda result: self._conclude(pull, peer, group, wanted, result, first),
+                lambda result: self._ended(pull, peer, group, wanted, result, first),
             )
             return None
-        return self._conclude(pull, peer, group, wanted, self._read(store, pull, wanted), first)
+        return self._ended(pull, peer, group, wanted, self._read(store, pull, wanted), first)
 
     def _just_written(self, store: MessageStore, pull: _Pull, group: GroupConfig) -> Command | None:
         """The answer to a held pull that was woken by the frame written last, which is all it
@@ -292,6 +317,22 @@ class PullHandlers:
             SUCCESS, None, pack_found(high, low, epoch, suggested, recent.sizes, recent.data)
         )
 
+    def _ended(
+        self,
+        pull: _Pull,
+        peer: Peer,
+        group: GroupConfig,
+        wanted: Wanted,
+        result: GetResult | RecordAwaited,
+        first: bool,
+    ) -> Command | None:
+        if not isinstance(result, RecordAwaited):
+            return self._conclude(pull, peer, group, wanted, result, first)
+        if not peer.may_suspend:
+            raise result
+        self._come_again(AWAIT_MS, pull, peer, first)
+        return None
+
     def _conclude(
         self,
         pull: _Pull,
@@ -300,7 +341,7 @@ class PullHandlers:
         wanted: Wanted,
         result: GetResult,
         first: bool,
-    ) -> Command | None:  # noqa: PLR0913 - a pull and what it found
+    ) -> Command | None:
         asked, tables = pull.asked, self._tables
         code = response_code(result.status, asked.offset)
         if code == PULL_OFFSET_MOVED and tables.identity.is_slave:
@@ -325,7 +366,7 @@ class PullHandlers:
             and self._park_again(pull, peer, result)
         ):
             return None
-        self._count(code, asked, result)
+        self._count(code, asked, result, peer)
         tables.offsets.behind.note(asked.group, asked.topic, asked.queue_id, result, self._store())
         if code == PULL_OFFSET_MOVED:
             self._counters.offset_moved += 1
@@ -350,7 +391,13 @@ class PullHandlers:
         }
         return pull.command.answer(code, fields, tuple(result.parts), result.status.value)
 
-    def _read(self, store: MessageStore, pull: _Pull, wanted: Wanted) -> GetResult:
+    def _read(self, store: MessageStore, pull: _Pull, wanted: Wanted) -> GetResult | RecordAwaited:
+        try:
+            return self._found(store, pull, wanted)
+        except RecordAwaited as error:
+            return error
+
+    def _found(self, store: MessageStore, pull: _Pull, wanted: Wanted) -> GetResult:
         asked = pull.asked
         moved = (
             cut_offset(store, asked.topic, asked.queue_id, asked.offset, asked.epoch)
@@ -373,9 +420,8 @@ class PullHandlers:
                 asked.offset,
                 max(1, count),
                 max(1, size),
-                wanted.matches,
+                Condition(wanted.matches, wanted.hit),
                 not pull.ours,
-                wanted.hit,
             )
         return store.get_messages(
             asked.topic,
@@ -449,6 +495,10 @@ class PullHandlers:
             ):
                 tables.offsets.fence()
                 return
+            if tables.offsets.is_behind(
+                asked.topic, asked.group, asked.queue_id, asked.commit_offset
+            ):
+                return  # a pull goes on; who wants the group to go back commits that
             client, holder = tables.members.committing(
                 peer, asked.group, asked.topic, asked.queue_id, asked.lock_epoch
             )
@@ -511,12 +561,49 @@ class PullHandlers:
             return self.filters.inline(asked.topic, asked.expression, asked.expression_type)
         return self.filters.subscribed(asked, group)
 
-    def _count(self, code: int, asked: PullRecords, result: GetResult) -> None:
+    def _delay(self, pull: _Pull, peer: Peer, first: bool) -> bool:
+        """Whether the pull waits for its group's or its account's limit; it comes again. Raises
+        ``Refused`` for a peer that cannot wait.
+        """
+        asked = pull.asked
+        wait_ms = self._limiter.hand_out_wait_ms(
+            asked.group, peer.account, self._clock.monotonic_ms()
+        )
+        if not wait_ms:
+            return False
+        if not peer.may_suspend:
+            raise Refused(
+                f"group {asked.group} is over its limit on this broker, retry after "
+                f"{wait_ms:.0f} ms",
+                ResponseCode.SYSTEM_BUSY,
+            )
+
+        self._come_again(wait_ms, pull, peer, first)
+        return True
+
+    def _come_again(self, wait_ms: float, pull: _Pull, peer: Peer, first: bool) -> None:
+        def run() -> None:
+            self._answer(pull.command, peer, lambda: self._run(pull, peer, first))
+
+        try:
+            self.delayed.add(wait_ms, run, peer)
+        except TooManyRequests as error:
+            raise Refused(error.message, ResponseCode.SYSTEM_BUSY) from error
+
+    def _count(self, code: int, asked: PullRecords, result: GetResult, peer: Peer) -> None:
         counters = self._counters
         counters.pulls += 1
         if code == SUCCESS:
             size = sum(map(len, result.parts))
             counters.got(asked.topic, asked.group, len(result.sizes), size)
+            if self._limiter.active:
+                self._limiter.handed_out(
+                    asked.group,
+                    peer.account,
+                    size,
+                    len(result.sizes),
+                    self._clock.monotonic_ms(),
+                )
         else:
             counters.pulls_missed += 1
 
@@ -568,38 +655,3 @@ class MovedEvents:
             self._writer.put(OFFSET_MOVED_TOPIC, 0, body, {KEYS: group, TAGS: group})
         except StoreError:
             self.lost += 1
-
-
-def cut_offset(
-    store: MessageStore, topic: str, queue_id: int, offset: int, epoch: int
-) -> int | None:
-    """Where a reader of ``epoch`` at queue offset ``offset`` must go back to; ``None`` when it may
-    go on. ``epoch`` 0 = not known. Costs nothing when the epochs agree (design contract 11).
-
-    A later epoch began where the log was cut: offsets from before may now stand for other messages.
-    A reader that went beyond the cut goes on at the first message of that queue that it cannot have
-    seen.
-    """
-    if epoch <= 0 or epoch >= store.epoch:
-        return None
-    cut = next((start for number, start in store.epochs if number > epoch), None)
-    if cut is None:
-        return None
-    low, high = store.bounds(topic, queue_id)
-    first = _first_behind(store, topic, queue_id, low, min(offset, high), cut)
-    return first if first < offset else None
-
-
-def _first_behind(
-    store: MessageStore, topic: str, queue_id: int, low: int, high: int, cut: int
-) -> int:
-    """The first queue offset in [low, high] whose message lies at or behind log offset ``cut``;
-    ``high`` when none does.
-    """
-    while low < high:  # ends: the range halves
-        middle = (low + high) // 2
-        if store.log_offset_of(topic, queue_id, middle) < cut:
-            low = middle + 1
-        else:
-            high = middle
-    return low

@@ -22,6 +22,24 @@ from rmq_ray.server.replication.replication import Replication
 from rmq_ray.store.front.message_store import MessageStore
 
 
+class ConfirmedGate:
+    """Of a broker whose role is fixed: readers see nothing of what a SYNC_MASTER found on its disk
+    before enough slaves have it.
+    """
+
+    def __init__(self, identity: Identity, replication: Replication) -> None:
+        self._identity = identity
+        self._replication = replication
+
+    def check(self, fence: Fence) -> None:
+        """Raises ``StoreNotReady`` for a request that cannot be served now."""
+        if fence in (Fence.CONFIRMED, Fence.HANDS_OUT) and not self._replication.has_begun:
+            raise StoreNotReady(
+                f"broker {self._identity.name} at {self._identity.address} waits for slaves that "
+                f"have what it found on its disk; ask again, or set copies_min=1"
+            )
+
+
 class LeadershipGate:
     """Of one core: of a master in ``epoch``, or (None) of a follower."""
 
@@ -60,14 +78,14 @@ class LeadershipGate:
 
     def check(self, fence: Fence) -> None:
         """Raises ``StoreNotReady`` for a request that cannot be served now."""
-        if fence is Fence.LEADS:
+        if fence in (Fence.LEADS, Fence.HANDS_OUT):
             if self.epoch is None:
                 raise StoreNotReady(
                     f"broker {self._identity.name} at {self._identity.address} is no master "
                     f"now; ask the name servers and send again"
                 )
             self.check_append()
-        elif fence is Fence.CONFIRMED and not self.shows:
+        if fence in (Fence.CONFIRMED, Fence.HANDS_OUT) and not self.shows:
             raise StoreNotReady(
                 f"broker {self._identity.name} at {self._identity.address} does not know yet "
                 f"what was confirmed of its log; ask again"

@@ -24,7 +24,7 @@ from typing import Any
 
 from rmq_ray.clock import Clock
 from rmq_ray.codec.config_files import TimerProgress
-from rmq_ray.config import BrokerConfig, FlushMode, ReplicationMode
+from rmq_ray.config import BODY_BYTES_MAX, BrokerConfig, FlushMode, ReplicationMode
 from rmq_ray.errors import BrokerBusy, LogDiverged
 from rmq_ray.files import FileSystem
 from rmq_ray.model.replica_roles import replica_of, slave_id
@@ -36,6 +36,7 @@ from rmq_ray.remoting.wire.frame import Buffer, Command
 from rmq_ray.remoting.wire.replicas import (
     BYTES_MAX,
     WAIT_MS_MAX,
+    WANTED,
     FollowLog,
     LogLineage,
     LogPiece,
@@ -43,7 +44,9 @@ from rmq_ray.remoting.wire.replicas import (
     pack_lineage,
     pack_piece,
     pack_state,
+    pack_wanted,
     unpack_follow,
+    unpack_given,
     unpack_replicate,
 )
 from rmq_ray.server.base.identity import Identity
@@ -51,6 +54,7 @@ from rmq_ray.server.base.offload import Offload
 from rmq_ray.server.base.responses import Answer, AnswerFrom, Refused
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.replication.leadership import Leadership
+from rmq_ray.server.replication.mender import Mender
 from rmq_ray.store.front.message_store import MessageStore
 from rmq_ray.store.log.log_lineage import read_origin
 from rmq_ray.store.replication.log_source import (
@@ -124,6 +128,8 @@ class Replication:
         self.followers = Followers(
             config.copies_min, config.in_sync_lag_ms, flush_counts=flush_counts, waits=self.sync
         )
+        self._mender = Mender(keeper, clock, offload, self.followers.all, self._ask)
+        self._reported: set[int] = set()
 
     # --- the broker's events ----------------------------------------------------------------------
 
@@ -140,12 +146,13 @@ class Replication:
             )
         else:
             self.followers.begin(store.end_offset)
+        self._mender.serving(store)
         self._limit(store)
-        store.on_written = self.written
 
     def lost(self) -> None:
         """The store failed."""
         self._forget()
+        self._mender.lost()
 
     def written(self) -> None:
         """The log is longer: polls are answered in the loop's next turn, together for all that is
@@ -165,6 +172,8 @@ class Replication:
         log.warning("slave %d of %s is gone", broker_id, self._identity.name)
         if self.followers.left(broker_id):
             self._confirm()
+        self._reported.discard(broker_id)
+        self._mender.left(broker_id)
         self._propose()
 
     def tick(self) -> None:
@@ -187,6 +196,7 @@ class Replication:
             )
             self._confirm()
         self._propose()
+        self._mender.tick(now_ms)
         self._tell_short(now_ms)
         if self._led is not self.leads:
             self._led = not self._led
@@ -305,15 +315,30 @@ class Replication:
         if self.followers.reported(broker_id, asked.written, asked.flushed, end, now_ms):
             self._confirm()
             self._propose()
+        if broker_id not in self._reported:
+            self._reported.add(broker_id)
+            self._mender.joined(broker_id)
         wait_ms = min(
             max(asked.wait_ms, 0), WAIT_MS_MAX if self._leadership is None else LEASE_WAIT_MS
         )
         held = _Held(command, peer, asked, now_ms + wait_ms)
-        if asked.bytes_max <= 0 or asked.wait_ms <= 0 or asked.offset != end or asked.suspect >= 0:
+        at_once = asked.bytes_max <= 0 or asked.wait_ms <= 0 or asked.suspect >= 0
+        if at_once or asked.offset != end or self._mender.tells(broker_id):
             self._send(held, store)
         else:
             self._held[broker_id] = held
+            store.on_written = self.written
         return None
+
+    def given(self, command: Command, peer: Peer) -> Command:
+        """20080: a slave's records for a stretch that this log has broken; they are looked at
+        beside the loop.
+        """
+        store, given = self._master_store(), unpack_given(command.body)
+        broker_id = peer.attributes.get(FOLLOWER, -1)
+        if self._peers.get(broker_id) is peer and given.epoch == store.epoch:
+            self._mender.given(broker_id, given.log_offset, given.data)
+        return command.answer()
 
     def state(self, command: Command, peer: Peer) -> Command:
         """20042: what a slave keeps besides RocketMQ's four tables."""
@@ -350,6 +375,7 @@ class Replication:
             "slaves": slaves,
             "leads": self.leads,
             "master_epoch": self._epoch or 0,
+            "mended": self._mender.mended,
         }
 
     # --- inside -----------------------------------------------------------------------------------
@@ -428,7 +454,7 @@ class Replication:
             elif tail.end > parts.log.committed:
                 fault = f"it ends at {tail.end}, this log at {parts.log.committed}: it has more"
             else:
-                known = tail.begin < parts.log.begin or has_tail(parts, tail, config.body_bytes_max)
+                known = tail.begin < parts.log.begin or has_tail(parts, tail, BODY_BYTES_MAX)
                 fault = "" if known else f"its bytes {tail.begin} to {tail.end} are others"
             if fault:
                 raise Refused(
@@ -488,9 +514,20 @@ class Replication:
 
     def _answered(self, command: Command, peer: Peer, body: tuple[Buffer, ...]) -> Command:
         """The answer leaves now: the lease that the next poll renews begins here."""
-        if self._peers.get(peer.attributes.get(FOLLOWER, -1)) is peer:
-            self.followers.answered(peer.attributes[FOLLOWER], self._clock.monotonic_ms())
-        return command.answer(body=body)
+        broker_id = peer.attributes.get(FOLLOWER, -1)
+        fields = None
+        if self._peers.get(broker_id) is peer:
+            self.followers.answered(broker_id, self._clock.monotonic_ms())
+            asked = self._mender.tell(broker_id)
+            if asked is not None:
+                fields = {WANTED: pack_wanted(asked.log_offset, asked.size)}
+        return command.answer(fields=fields, body=body)
+
+    def _ask(self, broker_id: int) -> None:
+        """A poll that waits is answered; else the next one is, at once."""
+        store, held = self._keeper.store, self._held.pop(broker_id, None)
+        if store is not None and held is not None:
+            self._send(held, store)
 
     def _shown(self, store: MessageStore) -> int:
         """Log offset up to which readers may see, here and at slaves; an elected master found more
@@ -529,7 +566,7 @@ class Replication:
         """The body of an answer; any thread."""
         parts = store.readable()
         if asked.suspect >= 0:
-            look_again(parts, asked.suspect, self._config.store.body_bytes_max)
+            look_again(parts, asked.suspect, BODY_BYTES_MAX)
         end, confirmed = store.written_offset, self._shown(store)
         try:
             data = read_log(parts, asked.offset, count) if count > 0 else b""
@@ -561,5 +598,6 @@ class Replication:
     def _forget(self) -> None:
         peers, self._peers = self._peers, {}
         self._held.clear()
+        self._reported.clear()
         for peer in peers.values():
             peer.close("the log is read again; follow anew")

@@ -12,6 +12,7 @@ from typing import Any
 
 from rmq_ray.errors import RmqError
 from rmq_ray.ports import Peer
+from rmq_ray.protocol.live_settings import parse_properties
 from rmq_ray.remoting.request_table import Row
 from rmq_ray.remoting.wire import bodies, bodies_admin
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
@@ -38,7 +39,7 @@ class Witness:
     fields)``: what the request is about as it is now, asked before the request and after it.
     """
 
-    def __init__(  # noqa: PLR0913 - who, what, and where it is noted
+    def __init__(
         self,
         log: AuditLog,
         party: str,
@@ -97,6 +98,11 @@ class Witness:
 
 def _settings(command: Command) -> dict[str, str]:
     """What a body holds that is settings and no message."""
+    if command.code == RequestCode.UPDATE_BROKER_CONFIG:
+        try:
+            return parse_properties(command.body_bytes().decode())
+        except (RmqError, UnicodeDecodeError):
+            return {}
     if command.code != RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP:
         return {}
     try:

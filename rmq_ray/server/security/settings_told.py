@@ -8,7 +8,9 @@ reads; what it returns is a copy.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 
+from rmq_ray.errors import ConfigError
 from rmq_ray.remoting.wire.bodies import encode_topic
 from rmq_ray.remoting.wire.bodies_admin import encode_group
 from rmq_ray.remoting.wire.codes import RequestCode as Code
@@ -27,9 +29,20 @@ def settings(code: int, fields: Mapping[str, str], tables: BrokerTables) -> dict
     if code in OF_GROUPS:
         group = tables.groups.snapshot()[0].get(fields.get("groupName", ""))
         return None if group is None else _texts(encode_group(group), "groupName")
+    if code == Code.UPDATE_BROKER_CONFIG:
+        return _changed(fields, tables)
     if code in OF_OFFSETS:
         return _offsets(fields, tables)
     return None
+
+
+def _changed(fields: Mapping[str, str], tables: BrokerTables) -> dict[str, str] | None:
+    """The settings that are asked for, as they are; one that there is not is left out."""
+    found = {}
+    for name in fields:
+        with suppress(ConfigError):
+            found[name] = tables.settings.value(name)
+    return found or None
 
 
 def _offsets(fields: Mapping[str, str], tables: BrokerTables) -> dict[str, str] | None:

@@ -14,11 +14,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rmq_ray.clock import Clock
+from rmq_ray.errors import StoreNotReady
 from rmq_ray.model.ids import FrameId
 from rmq_ray.model.message import CLUSTER, FRAME, TIMER_OUT_MS, WAIT, SysFlag, encode_properties
 from rmq_ray.model.topics import TIMER_TOPIC
 from rmq_ray.protocol.delay import DelayLevels, park, requested_level
-from rmq_ray.protocol.timer import asked_due_ms, is_timed, park_until
+from rmq_ray.protocol.timer import SET_BACK_MS, asked_due_ms, is_timed, park_until
+from rmq_ray.server.base.counters import Counters
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.store.frames.single_message import StoredMessage
@@ -48,7 +50,7 @@ NEW = Origin()
 class MessageWriter:
     """Writes single messages of one broker."""
 
-    def __init__(  # noqa: PLR0913 - what a record needs
+    def __init__(
         self,
         keeper: StoreKeeper,
         identity: Identity,
@@ -56,7 +58,9 @@ class MessageWriter:
         clock: Clock,
         host: tuple[str, int],
         delay_ms_max: int,
+        counters: Counters,
     ) -> None:
+        self._counters = counters
         self._delay_ms_max = delay_ms_max
         self.timer_floor_ms = 0
         """Up to here the timer has delivered: nothing that is written from now on is due before."""
@@ -66,7 +70,7 @@ class MessageWriter:
         self._clock = clock
         self._host = host
 
-    def put(  # noqa: PLR0913 - a record
+    def put(
         self,
         topic: str,
         queue_id: int,
@@ -90,11 +94,15 @@ class MessageWriter:
             kept.pop(TIMER_OUT_MS, None)
             if is_timed(kept):
                 now_ms = self._clock.now_ms()
+                if self.timer_floor_ms > now_ms + SET_BACK_MS:
+                    raise StoreNotReady("the clock was set back, the timer follows; send again")
                 due_ms = max(
                     asked_due_ms(kept, now_ms, self._delay_ms_max), now_ms, self.timer_floor_ms
                 )
+                self._counters.delayed(topic, due_ms - now_ms)
                 topic, queue_id, kept = park_until(topic, queue_id, due_ms, kept)
             elif level > 0:
+                self._counters.delayed(topic, self._levels.delay_ms(level))
                 topic, queue_id, kept = park(topic, queue_id, level, kept)
         kept.setdefault(CLUSTER, self._identity.cluster)
         store = self._keeper.store

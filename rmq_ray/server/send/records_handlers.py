@@ -45,26 +45,30 @@ class RecordsHandlers:
     def send(self, command: Command, peer: Peer) -> Command | None:
         """Append one frame. The request's body is patched in place."""
         return self._append(
-            command, peer, lambda records: self._admitted_records(command, peer, records)
+            command,
+            peer,
+            lambda records, count: self._admitted_records(command, peer, records, count),
         )
 
     def _append(
         self,
         command: Command,
         peer: Peer,
-        admitted: Callable[[memoryview], bool],
+        admitted: Callable[[memoryview, int], bool],
         parts_of: PartsOf = split_facts,
     ) -> Command | None:
-        """``admitted(records)``: whether they may be written now; it raises the refusals."""
+        """``admitted(records, count)``: whether they may be written now; it raises the refusals."""
         path = self._path
         store = path.keeper.store
         if store is None:
             raise StoreNotReady("the broker has no store to write to now; send again")
         try:
             records, sizes = unpack_send(command.body)
-            if not admitted(records):
+            if not admitted(records, len(sizes)):
                 return None
             path.admit(len(records))
+            if path.topics.bounded:
+                path.slots.admit(first_record(records)[0], len(sizes), len(records))
             began = path.fast.now()
             result = store.append_frame(records, sizes, (peer.host, peer.port), parts_of)
             path.fast.ended(began)
@@ -92,7 +96,9 @@ class RecordsHandlers:
         )
         return None
 
-    def _admitted_records(self, command: Command, peer: Peer, records: memoryview) -> bool:
+    def _admitted_records(
+        self, command: Command, peer: Peer, records: memoryview, count: int
+    ) -> bool:
         path = self._path
         topic, queue_id = first_record(records)
         known = (
@@ -102,6 +108,8 @@ class RecordsHandlers:
         if not known and not self._admit(topic, queue_id):
             path.later(command, peer, topic)
             return False
+        if path.limiter.active:
+            path.limit(topic, peer, len(records), count)
         return True
 
     def _admit(self, topic: str, queue_id: int) -> bool:

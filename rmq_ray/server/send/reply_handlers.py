@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from rmq_ray.codec.record import offset_message_id
+from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import RemotingError, RmqError, TopicNotFound
 from rmq_ray.model.message import decode_properties
 from rmq_ray.model.topics import REPLY_SUFFIX
@@ -54,7 +55,7 @@ class Askable(Protocol):
 class ReplyHandlers:
     """324, 325."""
 
-    def __init__(  # noqa: PLR0913 - its neighbours
+    def __init__(
         self,
         path: SendPath,
         writer: MessageWriter,
@@ -72,6 +73,10 @@ class ReplyHandlers:
         self._store_replies = store_replies
         self._own_topic = identity.cluster + REPLY_SUFFIX
         self._extras = {"MSG_REGION": identity.region, "TRACE_ON": "true"}
+
+    def configure(self, config: BrokerConfig) -> None:
+        """Settings were changed."""
+        self._store_replies = config.store_replies
 
     def reply(self, command: Command, peer: Peer) -> Command | None:
         """324: long field names."""

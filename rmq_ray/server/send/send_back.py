@@ -9,7 +9,7 @@ consumer keep the message.
 from __future__ import annotations
 
 from rmq_ray.codec.record import decode_record, offset_message_id
-from rmq_ray.model.message import DELAY, decode_properties
+from rmq_ray.model.message import DELAY, RETRY_TOPIC, decode_properties
 from rmq_ray.model.topics import GroupConfig, Permission
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.access.decision import Action
@@ -17,7 +17,6 @@ from rmq_ray.protocol.delay import copy_properties, decide, max_times, with_fail
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import SendBackHeader
-from rmq_ray.server.base.cold_reads import is_cold
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.responses import AnswerFrom, CheckTopic, Refused, everybody_may
 from rmq_ray.server.send.message_writer import MessageWriter, Origin
@@ -65,7 +64,7 @@ class SendBackHandler:
         store = path.keeper.store
         if store is None:
             raise path.keeper.refusal()
-        if is_cold(store, header.offset):
+        if store.is_cold(header.offset):
             self._later(
                 command,
                 peer,
@@ -111,11 +110,12 @@ class SendBackHandler:
         if plan.delay_level:
             properties[DELAY] = str(plan.delay_level)
         properties = with_failure(properties, header.failed_with, header.failed_on)
-        origin = Origin(
+        born = Origin(
             record.born_ms, record.born_host, record.flag, record.sys_flag, plan.reconsume_times
         )
-        result = self._writer.put(topic, queue_id, record.body, properties, origin)
-        path.counters.sent_back += 1
+        result = self._writer.put(topic, queue_id, record.body, properties, born)
+        origin = properties.get(RETRY_TOPIC, record.topic)
+        path.counters.sent_back_by(origin, group.name, len(record.body))
         path.counters.dead_letters += plan.dead
         if not path.sync:
             return command.answer(fields={})

@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from rmq_ray.codec.record import offset_message_id
+from rmq_ray.codec.record import offset_message_ids
+from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import (
     ClientError,
     DuplicateMismatch,
@@ -49,6 +50,7 @@ from rmq_ray.server.base.responses import Refused
 from rmq_ray.server.send.message_writer import MessageWriter, Origin
 from rmq_ray.server.send.send_path import SendPath
 from rmq_ray.server.tables.group_table import GroupTable
+from rmq_ray.store.frames.batch_body import property_strings
 from rmq_ray.store.front.message_store import AppendResult
 
 PROPERTIES_BYTES_MAX = 32_767
@@ -62,7 +64,7 @@ NOT_TRANSACTIONAL = frozenset((DELAY, TIMER_DELIVER_MS, TIMER_DELAY_MS, TIMER_DE
 class SendHandlers:
     """10, 310, 320. ``reject_halves``: transactional messages are refused."""
 
-    def __init__(  # noqa: PLR0913 - what a send of any kind touches
+    def __init__(
         self,
         path: SendPath,
         writer: MessageWriter,
@@ -80,6 +82,11 @@ class SendHandlers:
         self._body_bytes_max = body_bytes_max
         self._host = host
         self._extras = {"MSG_REGION": identity.region, "TRACE_ON": "true"}
+
+    def configure(self, config: BrokerConfig) -> None:
+        """Settings were changed."""
+        self._body_bytes_max = config.store.body_bytes_max
+        self._rejects_halves = config.reject_transactions
 
     def send(self, command: Command, peer: Peer) -> Command | None:
         """10: long field names."""
@@ -126,6 +133,11 @@ class SendHandlers:
         properties = decode_properties(header.properties or "")
         self._check(header, properties, len(command.body))
         path.admit(len(command.body))
+        path.slots.admit(header.topic, 1, len(command.body))
+        if path.limiter.active:
+            size = len(command.body)
+            count = len(split_batch(command.body_bytes())) if batch else 1
+            path.limit(header.topic, peer, size, count)
         if batch:
             return self._put_batch(command, peer, header, queue_id, properties)
         return self._put_single(command, peer, header, queue_id, properties)
@@ -250,7 +262,8 @@ class SendHandlers:
         if group_of_retry_topic(header.topic) is not None:
             raise MessageIllegal("batches to retry topics are not taken; send single messages")
         body = command.body_bytes()
-        if any(name in body for name in SUSPICIOUS) and any(map(_is_special, split_batch(body))):
+        texts = property_strings(body)
+        if any(name in texts for name in SUSPICIOUS) and any(map(_is_special, split_batch(body))):
             raise MessageIllegal(
                 "a batch holds neither delayed nor transactional messages; send them one by one"
             )
@@ -271,12 +284,7 @@ class SendHandlers:
         if not result.repeat:
             size = result.end_log_offset - result.base_log_offset
             path.counters.put(result.topic, result.count, size)
-        ids = ",".join(
-            [
-                offset_message_id(*self._host, log_offset)
-                for log_offset in result.log_offsets or (result.base_log_offset,)
-            ]
-        )
+        ids = offset_message_ids(*self._host, result.log_offsets or (result.base_log_offset,))
         fields = {
             **self._extras,
             **more,

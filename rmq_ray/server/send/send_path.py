@@ -26,6 +26,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from rmq_ray.clock import Clock
+from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import (
     BrokerBusy,
     ClientError,
@@ -40,7 +41,8 @@ from rmq_ray.model.topics import (
 )
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.delay import group_of_retry_topic
-from rmq_ray.protocol.routing.similar_topics import is_own_topic
+from rmq_ray.protocol.rate_limit import RateLimiter
+from rmq_ray.protocol.routing.route_table import is_own_topic
 from rmq_ray.protocol.validators import check_topic
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, Command
@@ -49,6 +51,7 @@ from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.responses import Refused
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.replication.replication import Replication
+from rmq_ray.server.send.slot_gate import SlotGate
 from rmq_ray.server.tables.group_table import GroupTable
 from rmq_ray.server.tables.topic_table import (
     CLIENT_DEFAULT_QUEUES,
@@ -90,6 +93,22 @@ class SendPath:
     serve: Serve
     fast: FastFailure
     replication: Replication
+    slots: SlotGate
+    limiter: RateLimiter
+
+    def limit(self, topic: str, peer: Peer, size: int, count: int) -> None:
+        """Where there are limits (``limiter.active``). Raises ``BrokerBusy`` when the topic or the
+        account is over its own; else the messages count.
+        """
+        wait_ms, whose = self.limiter.send(
+            topic, peer.account, size, count, self.clock.monotonic_ms()
+        )
+        if wait_ms:
+            raise BrokerBusy(
+                f"[FLOW_CONTROL]{whose} is over its limit on this broker, retry after "
+                f"{wait_ms:.0f} ms; nothing was written",
+                wait_ms,
+            )
 
     def admit(self, size: int) -> None:
         """Raises ``BrokerBusy`` when ``size`` more bytes are too many now, or the disk is too slow,
@@ -262,6 +281,15 @@ class FastFailure:
         self._lost_ms = 0.0
         self._turns_left = 0
 
+    @property
+    def lost_ms(self) -> float:
+        """How long slow writes held up what is read now."""
+        return self._lost_ms
+
+    def configure(self, config: BrokerConfig) -> None:
+        """Settings were changed."""
+        self._stale_ms, self._disk_busy_ms = config.stale_send_ms, config.disk_busy_ms
+
     def admit(self, oldest_wait_ms: float = 0.0) -> None:
         """Raises ``BrokerBusy`` when sends are to be refused now. ``oldest_wait_ms``: how long the
         oldest send waits for its flush.
@@ -311,6 +339,10 @@ class Acknowledgements:
         self.in_flight_bytes = 0
         self.timeouts = 0
         self.slave_timeouts = 0
+
+    def configure(self, config: BrokerConfig) -> None:
+        """Settings were changed."""
+        self._bytes_max = config.in_flight_bytes_max
 
     def admit(self, size: int) -> None:
         """Raises ``BrokerBusy`` when ``size`` more bytes would exceed the limit; called before

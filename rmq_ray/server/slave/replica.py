@@ -44,12 +44,14 @@ from rmq_ray.remoting.tls import of_member
 from rmq_ray.remoting.wire import bodies, bodies_admin
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import BINARY, Command
+from rmq_ray.remoting.wire.headers import AllOffsetsAnswer, AllOffsetsHeader
 from rmq_ray.remoting.wire.replicas import (
     BYTES_MAX,
     FollowLog,
     LogLineage,
     pack_follow,
     unpack_lineage,
+    unpack_settings,
     unpack_state,
 )
 from rmq_ray.server.base.identity import Identity
@@ -61,10 +63,12 @@ from rmq_ray.server.slave.replica_stream import (
     TIMEOUT_MS,
     Repair,
     ReplicaStream,
+    StreamEvents,
     Threads,
     sound_answer,
 )
 from rmq_ray.server.tables.broker_tables import BrokerTables
+from rmq_ray.server.tables.offset_table import Tables
 from rmq_ray.store.replication.follower_store import FollowerStore, Lineage
 from rmq_ray.store.replication.log_source import Tail
 
@@ -99,7 +103,7 @@ class Replica:
     other.
     """
 
-    def __init__(  # noqa: PLR0913 - what following takes
+    def __init__(
         self,
         config: BrokerConfig,
         parts: FollowerParts,
@@ -241,9 +245,9 @@ class Replica:
                 store,
                 Threads(self._thread, self._helper),
                 self._config.replica_bytes,
-                self._polls,
-                self._parts.confirmed,
-                lambda end: self._note(store, end),
+                StreamEvents(
+                    self._polls, self._parts.confirmed, lambda end: self._note(store, end)
+                ),
                 flush_counts,
             )
             await stream.run()
@@ -348,10 +352,10 @@ class Replica:
         """Messages became visible here: held pulls are woken; a topic that this slave does not know
         is a reason to fetch the tables.
         """
+        if self._tables.adopt(topic, queue_id):
+            self._strange.set()
         if self._config.long_polling:
             self._parts.arrived(topic, queue_id, maximum, codes)
-        if topic not in self._parts.tables.topics:
-            self._strange.set()
 
     @property
     def _look_ms(self) -> int:
@@ -366,10 +370,8 @@ class Replica:
 
     async def _sync_tables(self, connection: AsyncConnection) -> None:
         """Until the session ends. What fails is tried with the next turn."""
-        wait_ms, passed_ms = (
-            min(FIRST_SYNC_MS if self._epoch is None else 0, self._config.replica_sync_ms),
-            0,
-        )
+        passed_ms = self._config.replica_sync_ms  # a session begins with everything
+        wait_ms = min(FIRST_SYNC_MS if self._epoch is None else 0, passed_ms)
         while True:
             await wait_at_most(self._strange, wait_ms / 1000)
             wait_ms, passed_ms = self._look_ms, passed_ms + wait_ms
@@ -377,12 +379,14 @@ class Replica:
                 if (
                     self._strange.is_set()
                     or passed_ms >= self._config.replica_sync_ms
-                    or not self._tables.synced
+                    or not self._tables.complete
                     or await self._tables.is_stale(connection)
                 ):
                     self._strange.clear()
-                    passed_ms = 0
                     await self._tables.sync(connection)
+                    passed_ms = 0
+                else:
+                    await self._tables.sync_offsets(connection)
             except RmqError as error:
                 log.warning(
                     "tables of the master of %s were not fetched: %s",
@@ -399,8 +403,10 @@ class ReplicaTables:
     """What a slave knows besides the log: the master's topics, groups, consumed offsets, delay
     offsets, and how far its timer is (protocol-behaviour 22).
 
-        21 topics, 201 groups           when their data version differs   written at once
-        43 offsets, 45 delay offsets    every time                        with the periodic saves
+        21 topics, 201 groups,          when their data version differs   written at once
+        20070 changed settings
+        43 offsets                      every time; between, what changed with the periodic saves
+        45 delay offsets                every time                        with the periodic saves
         REPLICA_STATE, the timer        when it differs                   written at once
 
     What was delivered or ended (delay offsets, the timer, offsets of half messages) is taken over
@@ -408,32 +414,68 @@ class ReplicaTables:
     copy that it does not have. Not fetched, and why: queue locks (leases of 60 s, lost with a
     master as in RocketMQ), popped messages (the group's offsets are behind them: they are handed
     out again), filters (consumers bring them with their heartbeats, to slaves too), ends of
-    transactions (records of the log). Invariant: a table is replaced as a whole or not at all.
+    transactions (records of the log). A topic whose messages come before its settings is known at
+    once, with the queues that were seen: the master may die before it tells more. Invariant: a
+    table is replaced as a whole or not at all, but for the offsets that changed.
     """
 
     def __init__(self, parts: FollowerParts) -> None:
         self._parts = parts
+        self._adopted: set[str] = set()
+        self._change: int | None = None
         self.synced = 0
         """How often everything was fetched."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything has been fetched, so that what changes since is enough."""
+        return self._change is not None
 
     async def sync(self, connection: AsyncConnection) -> None:
         """Fetch everything once. Raises ``RemotingError``; what came before stays."""
         parts = self._parts
+        self._change = None  # it was another master's, perhaps
         if not parts.tables.loaded:
             return
         self._take_topics(await self._ask(connection, RequestCode.GET_ALL_TOPIC_CONFIG))
         self._take_groups(await self._ask(connection, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG))
+        self._take_settings(await self._ask(connection, RequestCode.BROKER_SETTINGS))
         offsets = await self._ask(connection, RequestCode.GET_ALL_CONSUMER_OFFSET)
         delays = bodies_admin.decode_delay_offsets(
             (await self._ask(connection, RequestCode.GET_ALL_DELAY_OFFSET)).body_bytes()
         )
         timer, end, _ = unpack_state((await self._ask(connection, RequestCode.REPLICA_STATE)).body)
+        found = _offsets_in(offsets)
+        self._take_offsets(found)
         reached = await self._reached(end)
-        self._take_offsets(offsets, reached)
+        self._change = AllOffsetsAnswer.from_fields(offsets.fields).change
         if reached:
+            self._take_offsets(found, halves=True)
             parts.take_delays(delays)
             parts.take_timer(TimerProgress(*timer))
         self.synced += 1
+
+    async def sync_offsets(self, connection: AsyncConnection) -> None:
+        """Fetch the offsets of groups that changed since the last time: who is promoted hands out
+        again what was committed behind them. Raises ``RemotingError``.
+        """
+        asked = AllOffsetsHeader(self._change)
+        answer = await self._ask(connection, RequestCode.GET_ALL_CONSUMER_OFFSET, asked.to_fields())
+        told, found = AllOffsetsAnswer.from_fields(answer.fields), _offsets_in(answer)
+        if told.since is None:
+            self._take_offsets(found)
+        else:
+            self._parts.tables.offsets.merge(_picked(found, halves=False))
+        self._change = told.change
+
+    def adopt(self, topic: str, queue_id: int) -> bool:
+        """A message of the topic has come; whether the master's settings of it are wanted."""
+        topics = self._parts.tables.topics
+        known = topics.get(topic)
+        if known is None or (topic in self._adopted and known.read_queues <= queue_id):
+            self._adopted.add(topic)
+            topics.adopt(topic, queue_id + 1)
+        return topic in self._adopted
 
     async def is_stale(self, connection: AsyncConnection) -> bool:
         """Whether the master has other topics or groups than were fetched last. Raises
@@ -451,8 +493,10 @@ class ReplicaTables:
             await asyncio.sleep(REACHED_PAUSE_S)
         return False
 
-    async def _ask(self, connection: AsyncConnection, code: RequestCode) -> Command:
-        answer = await connection.request(Command(code), TIMEOUT_MS)
+    async def _ask(
+        self, connection: AsyncConnection, code: RequestCode, fields: dict[str, str] | None = None
+    ) -> Command:
+        answer = await connection.request(Command(code, fields=fields or {}), TIMEOUT_MS)
         if answer.code != 0:
             raise ResponseError(f"{code.name} was refused: {answer.remark}", answer.code)
         return answer
@@ -460,8 +504,9 @@ class ReplicaTables:
     def _take_topics(self, answer: Command) -> None:
         tables = self._parts.tables
         topics, version = bodies.decode_topic_configs(answer.body_bytes())
-        if version == tables.topics.version:
+        if version == tables.topics.version and not self._adopted:
             return
+        self._adopted.clear()
         gone = set(tables.topics.names()) - set(topics)
         tables.topics.load(topics, version)
         tables.save_topics()
@@ -479,20 +524,29 @@ class ReplicaTables:
             self._parts.tables.groups.load(groups, version)
             self._parts.tables.save_groups()
 
-    def _take_offsets(self, answer: Command, reached: bool) -> None:
+    def _take_settings(self, answer: Command) -> None:
+        self._parts.tables.settings.replace(*unpack_settings(answer.body_bytes()))
+
+    def _take_offsets(self, found: Tables, *, halves: bool = False) -> None:
+        """``halves``: how far half messages are decided, too."""
         offsets = self._parts.tables.offsets
-        found = {}
-        for key, queues in bodies_admin.decode_offset_table(answer.body_bytes()).items():
-            topic, _, group = key.partition("@")
-            found[topic, group] = queues
-        if not reached:
-            found = {key: queues for key, queues in found.items() if key[1] != SYSTEM_GROUP}
-            found |= {
-                key: queues for key, queues in offsets.tables().items() if key[1] == SYSTEM_GROUP
-            }
+        if not halves:
+            found = _picked(found, halves=False) | _picked(offsets.tables(), halves=True)
         if found != offsets.tables():
             offsets.load(found)
             offsets.dirty = True
+
+
+def _picked(tables: Tables, *, halves: bool) -> Tables:
+    return {key: queues for key, queues in tables.items() if (key[1] == SYSTEM_GROUP) is halves}
+
+
+def _offsets_in(answer: Command) -> Tables:
+    found = {}
+    for key, queues in bodies_admin.decode_offset_table(answer.body_bytes()).items():
+        topic, _, group = key.partition("@")
+        found[topic, group] = queues
+    return found
 
 
 def _showing(asked: FollowLog, tail: Tail) -> FollowLog:

@@ -40,19 +40,26 @@ from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import BINARY, Command
 from rmq_ray.remoting.wire.replicas import (
     BYTES_MAX,
+    WANTED,
+    GivenBytes,
     LogPiece,
     Replicate,
+    pack_given,
     pack_replicate,
     unpack_piece,
+    unpack_wanted,
 )
 from rmq_ray.server.base.offload import ThreadOffload
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.store.replication.follower_check import Broken, CheckedPiece
 from rmq_ray.store.replication.follower_store import FollowerStore
+from rmq_ray.store.replication.mending import piece_bytes, sound_bytes
 
 log = logging.getLogger("rmq_ray.server.replication.replication")
 POLL_WAIT_MS = 500  # an idle slave reports as often
 TIMEOUT_MS = 3_000
+PASSING = (RequestTimeout, StoreUnreadable)
+"""What says nothing of a stretch: it is tried again when all others were."""
 SUSPECTS_MAX = 3  # the same bytes, read again by the master
 LONG_BYTES = 1 << 20
 WRITING_MAX = 2  # pieces that are being written or dispatched
@@ -70,22 +77,27 @@ class Threads(NamedTuple):
     helper: ThreadOffload
 
 
-class ReplicaStream:
-    """``flush_counts``: a copy counts when it is on this disk. ``polls()`` is called before every
-    poll, ``confirmed(end, opened end)`` once a piece says how far the master's log is confirmed,
-    ``noted(end)`` behind every piece with the master's end.
+class StreamEvents(NamedTuple):
+    """``polls()`` is called before every poll, ``confirmed(end, opened end)`` once a piece says how
+    far the master's log is confirmed, ``noted(end)`` behind every piece with the master's end.
     """
 
-    def __init__(  # noqa: PLR0913 - what a session knows
+    polls: Callable[[], None]
+    confirmed: Callable[[int, int], None]
+    noted: Callable[[int], None]
+
+
+class ReplicaStream:
+    """``flush_counts``: a copy counts when it is on this disk."""
+
+    def __init__(
         self,
         keeper: StoreKeeper,
         connection: AsyncConnection,
         store: FollowerStore,
         threads: Threads,
         bytes_max: int,
-        polls: Callable[[], None],
-        confirmed: Callable[[int, int], None],
-        noted: Callable[[int], None],
+        events: StreamEvents,
         flush_counts: bool,
     ) -> None:
         self._keeper = keeper
@@ -93,9 +105,7 @@ class ReplicaStream:
         self._store = store
         self._threads = threads
         self._bytes_max = bytes_max
-        self._polls = polls
-        self._tell_confirmed = confirmed
-        self._noted = noted
+        self._polls, self._tell_confirmed, self._noted = events
         self._flush_counts = flush_counts
         self._position = store.end_offset
         """What is checked ends here; ``_rest`` lies behind it and is no whole frame yet."""
@@ -112,6 +122,8 @@ class ReplicaStream:
                 answer = sound_answer(await poll)
                 piece = unpack_piece(answer.body)
                 self._check(piece)
+                if answer.fields and WANTED in answer.fields:
+                    await self._give(answer.fields[WANTED])
                 self._confirmed = piece.confirmed
                 self._tell_confirmed(piece.confirmed, self._store.opened_end)
                 received = piece.offset + len(piece.data)
@@ -127,6 +139,19 @@ class ReplicaStream:
         finally:
             poll.cancel()
             await asyncio.gather(poll, *self._writing, return_exceptions=True)
+
+    async def _give(self, wanted: str) -> None:
+        """The master has a stretch broken that this copy may have whole."""
+        log_offset, size = unpack_wanted(wanted)
+        data = await self._threads.writer.run(
+            lambda: sound_bytes(self._store.readable(), log_offset, size)
+        )
+        body = pack_given(GivenBytes(self._store.epoch, log_offset, data))
+        sound_answer(
+            await self._connection.request(
+                Command(RequestCode.GIVE_RECORDS, body=body, serialize=BINARY), TIMEOUT_MS
+            )
+        )
 
     def _check(self, piece: LogPiece) -> None:
         position = self._position + len(self._rest)
@@ -255,6 +280,7 @@ class Repair:
         self._clock = clock
         self._epoch = -1
         self._tried: set[tuple[int, int]] = set()
+        self._unsaid: set[tuple[int, int]] = set()
         self.mended = 0
 
     async def run(
@@ -265,8 +291,11 @@ class Repair:
         master, the store's errors.
         """
         if self._epoch != store.epoch:
-            self._epoch, self._tried = store.epoch, set()
+            self._epoch, self._tried, self._unsaid = store.epoch, set(), set()
         listed = await self._thread.run(store.broken_stretches)
+        if self._tried.issuperset(listed):
+            self._tried -= self._unsaid
+            self._unsaid.clear()
         deadline_ms = self._clock.monotonic_ms() + SESSION_MS
         for stretch in [
             found for found in listed if found[0] >= master_begin and found not in self._tried
@@ -282,10 +311,7 @@ class Repair:
         """False where nothing more is to be asked in this session."""
         self._tried.add(stretch)
         try:
-            data = await self._fetched(connection, store, *stretch)
-            is_whole = data is not None and await self._thread.run(
-                partial(self._mend, store, stretch[0], data)
-            )
+            is_whole = await self._mended(connection, store, *stretch)
         except ConnectionLost:
             self._tried.discard(stretch)
             raise
@@ -294,6 +320,8 @@ class Repair:
                 raise
             if ResponseCode.SYSTEM_BUSY in error.args:
                 self._tried.discard(stretch)
+            elif isinstance(error, PASSING):
+                self._unsaid.add(stretch)
             log.error("%d bytes at log offset %d stay broken: %s", stretch[1], stretch[0], error)
             return ResponseCode.SYSTEM_ERROR in error.args or isinstance(error, StoreUnreadable)
         if is_whole:
@@ -306,11 +334,29 @@ class Repair:
             )
         return True
 
-    def _mend(self, store: FollowerStore, log_offset: int, data: bytes) -> bool:
+    async def _mended(
+        self, connection: AsyncConnection, store: FollowerStore, log_offset: int, size: int
+    ) -> bool:
+        """Whether all of the stretch is whole now: one piece after the other."""
+        end = log_offset + size
+        while log_offset < end:  # ends: log_offset rises, or it is left
+            asked = piece_bytes(store.readable(), log_offset, end - log_offset)
+            data = await self._fetched(connection, store, log_offset, asked) if asked else None
+            if not data:
+                return False
+            taken = await self._thread.run(
+                partial(self._mend, store, log_offset, data, end - log_offset)
+            )
+            if not taken:
+                return False
+            log_offset += taken
+        return True
+
+    def _mend(self, store: FollowerStore, log_offset: int, data: bytes, left: int) -> int:
         """In the thread, which goes on where the session ends meanwhile: it is counted there."""
-        is_whole = store.mend(log_offset, data)
-        self.mended += is_whole
-        return is_whole
+        taken = store.mend(log_offset, data)
+        self.mended += taken == left
+        return taken
 
     async def _fetched(
         self, connection: AsyncConnection, store: FollowerStore, log_offset: int, size: int

@@ -35,6 +35,7 @@ from rmq_ray.protocol.validators import check_group
 from rmq_ray.server.base.config_saver import ConfigSaver
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.offload import Offload
+from rmq_ray.server.tables.broker_settings import BrokerSettings
 from rmq_ray.server.tables.group_table import GroupTable
 from rmq_ray.server.tables.offset_table import OffsetTable, Tables
 from rmq_ray.server.tables.topic_table import PendingTopics, TopicTable
@@ -65,7 +66,9 @@ class BrokerTables:
         clock: Clock,
         files: FileSystem,
         offload: Offload,
+        settings: BrokerSettings,
     ) -> None:
+        self.settings = settings
         directory = f"{config.store.path}/config"
         self._config = config
         self._identity = identity
@@ -160,10 +163,15 @@ class BrokerTables:
             self.save_groups()
         return dict(self._delays)
 
+    def configure(self, config: BrokerConfig) -> None:
+        """Settings were changed."""
+        self.topics.auto_create = config.auto_create_topics
+        self.groups.auto_create = config.auto_create_groups
+
     def versions(self) -> tuple[int, ...]:
-        """What changes with each change of topics and groups: counter and time of both."""
-        topics, groups = self.topics.version, self.groups.version
-        return (topics.counter, topics.timestamp_ms, groups.counter, groups.timestamp_ms)
+        """Counter and time of topics, groups and settings: other ones after each change."""
+        all_versions = (self.topics.version, self.groups.version, self.settings.version)
+        return tuple(n for one in all_versions for n in (one.counter, one.timestamp_ms))
 
     def take_order(self, ordered: Mapping[str, str]) -> None:
         """Which topics are ordered, as a name server says; a slave has it from its master."""

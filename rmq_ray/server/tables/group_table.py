@@ -2,7 +2,7 @@
 12).
 
 Decides: which groups exist and with which settings. Does not decide who is a member
-(``protocol.consumer_group``) or how the table is saved; it calls ``changed`` after each change.
+(``server.groups.membership``) or how the table is saved; it calls ``changed`` after each change.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class GroupTable:
         changed: Callable[[], None] = lambda: None,
     ) -> None:
         self._clock = clock
-        self._auto_create = auto_create
+        self.auto_create = auto_create
         self._check_name = check_name
         self._changed = changed
         self._groups: dict[str, GroupConfig] = {}
@@ -54,7 +54,7 @@ class GroupTable:
         lawful.
         """
         known = self._groups.get(group)
-        if known is not None or not (self._auto_create or is_system_group(group)):
+        if known is not None or not (self.auto_create or is_system_group(group)):
             return known
         try:
             self._check_name(group)

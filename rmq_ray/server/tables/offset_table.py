@@ -4,10 +4,13 @@
 Decides: whether a commit is taken. Does not decide when the table is saved.
 
 Rules: a higher commit is taken from anyone that the queue's lock does not exclude. A lower one only
-from the client of the group's latest pull of that queue, or from an administrator; it is counted. A
-queue that is locked for ordered consumption takes commits from the lock's holder (or an
+from the client of the group's latest pull of that queue, or from an administrator; it is counted.
+A queue that is locked for ordered consumption takes commits from the lock's holder (or an
 administrator) only. A commit beyond what the reader can have seen (it comes from before a cut of
 the log) is refused: later messages would count as consumed. Invariant: offsets are >= 0.
+
+Who did not mean to go back is asked for first (``is_behind``): after an election two members may
+hold a queue for a moment, and the one that is behind must not take back what the other consumed.
 """
 
 from __future__ import annotations
@@ -51,6 +54,10 @@ class OffsetTable:
         self.behind = FallBehind()
         """How far from the log's end the groups read; kept as long as their offsets are."""
         self.dirty = False
+        self.changes = 0
+        """How often an offset changed, counted on for as long as this table lives."""
+        self._latest: dict[tuple[str, str], int] = {}
+        self._whole = 0
         self.lowered = 0
         self.refused = 0
         self.fenced = 0
@@ -62,7 +69,25 @@ class OffsetTable:
             key: {queue_id: max(0, offset) for queue_id, offset in queues.items()}
             for key, queues in offsets.items()
         }
+        self._changed_as_a_whole()
         self.dirty = False
+
+    def merge(self, offsets: Mapping[tuple[str, str], Mapping[int, int]]) -> None:
+        """Take these over; all others stay."""
+        for key, queues in offsets.items():
+            self._offsets[key] = {queue_id: max(0, offset) for queue_id, offset in queues.items()}
+            self._changed(key)
+
+    def since(self, change: int) -> Tables | None:
+        """What changed behind that many ``changes``; None = more than commits: take ``tables``."""
+        if not self._whole <= change <= self.changes:
+            return None
+        found = {}
+        for key, latest in reversed(self._latest.items()):
+            if latest <= change:
+                break
+            found[key] = dict(self._offsets[key])
+        return found
 
     def clamp(self, maximum: Callable[[str, int], int]) -> int:
         """Lower offsets beyond ``maximum(topic, queue_id)`` to it: what they pointed to was lost
@@ -76,13 +101,21 @@ class OffsetTable:
                     queues[queue_id] = highest
                     clamped += 1
         self.clamped += clamped
-        self.dirty = self.dirty or clamped > 0
+        if clamped:
+            self._changed_as_a_whole()
         return clamped
 
     def query(self, topic: str, group: str, queue_id: int) -> int | None:
         """The stored offset, ``None`` when the group has none for this queue."""
         queues = self._offsets.get((topic, group))
         return None if queues is None else queues.get(queue_id)
+
+    def is_behind(self, topic: str, group: str, queue_id: int, offset: int) -> bool:
+        """Whether a higher offset is stored, so that this one is not to be taken; it is counted."""
+        stored = self.query(topic, group, queue_id)
+        behind = stored is not None and offset < stored
+        self.refused += behind
+        return behind
 
     def committed_age_ms(self, topic: str, group: str, queue_id: int) -> int | None:
         """How long ago the stored offset was committed last, be it unchanged; None where nobody has
@@ -100,7 +133,7 @@ class OffsetTable:
             pullers = self._pullers[topic, group] = {}
         pullers[queue_id] = client
 
-    def commit(  # noqa: PLR0913 - what a commit says, and what is known of who says it
+    def commit(
         self,
         topic: str,
         group: str,
@@ -142,7 +175,7 @@ class OffsetTable:
         queues[queue_id] = offset
         self._offsets[topic, group] = queues
         self._note_time(topic, group, queue_id)
-        self.dirty = True
+        self._changed((topic, group))
         if stored is not None and offset < stored:
             self.lowered += 1
             if self.lowered % LOGGED_EVERY == 1:
@@ -204,7 +237,19 @@ class OffsetTable:
         for table in (self._offsets, self._pullers, self._committed_ms):
             for key in [key for key in table if matches(*key)]:
                 del table[key]
-                self.dirty = True
+                self._changed_as_a_whole()
+
+    def _changed(self, key: tuple[str, str]) -> None:
+        self.changes += 1
+        self._latest.pop(key, None)  # so that the latest are at the end
+        self._latest[key] = self.changes
+        self.dirty = True
+
+    def _changed_as_a_whole(self) -> None:
+        self.changes += 1
+        self._whole = self.changes
+        self._latest.clear()
+        self.dirty = True
 
     def _note_time(self, topic: str, group: str, queue_id: int) -> None:
         times = self._committed_ms.setdefault((topic, group), {})
@@ -283,3 +328,38 @@ class FallBehind:
         """Drop the entries of which ``matches(topic, group)`` is true."""
         for key in [key for key in self._bytes if matches(*key)]:
             del self._bytes[key]
+
+
+def cut_offset(
+    store: MessageStore, topic: str, queue_id: int, offset: int, epoch: int
+) -> int | None:
+    """Where a reader of ``epoch`` at queue offset ``offset`` must go back to; ``None`` when it may
+    go on. ``epoch`` 0 = not known. Costs nothing when the epochs agree (design contract 11).
+
+    A later epoch began where the log was cut: offsets from before may now stand for other messages.
+    A reader that went beyond the cut goes on at the first message of that queue that it cannot have
+    seen.
+    """
+    if epoch <= 0 or epoch >= store.epoch:
+        return None
+    cut = next((start for number, start in store.epochs if number > epoch), None)
+    if cut is None:
+        return None
+    low, high = store.bounds(topic, queue_id)
+    first = _first_behind(store, topic, queue_id, low, min(offset, high), cut)
+    return first if first < offset else None
+
+
+def _first_behind(
+    store: MessageStore, topic: str, queue_id: int, low: int, high: int, cut: int
+) -> int:
+    """The first queue offset in [low, high] whose message lies at or behind log offset ``cut``;
+    ``high`` when none does.
+    """
+    while low < high:  # ends: the range halves
+        middle = (low + high) // 2
+        if store.log_offset_of(topic, queue_id, middle) < cut:
+            low = middle + 1
+        else:
+            high = middle
+    return low

@@ -52,11 +52,13 @@ class TopicTable:
         changed: Callable[[TopicConfig | None], None] = lambda _: None,
     ) -> None:
         self._clock = clock
-        self._auto_create = auto_create
+        self.auto_create = auto_create
         self._changed = changed
         self._topics: dict[str, TopicConfig] = {}
         self._system: set[str] = set(SYSTEM_TOPICS)
         self.version = DataVersion()
+        self.bounded = False
+        """Whether a topic is, or was, bounded: asked for every frame."""
         self.get: Callable[[str], TopicConfig | None] = self._topics.get
 
     def load(self, topics: Mapping[str, TopicConfig], version: DataVersion) -> None:
@@ -64,6 +66,7 @@ class TopicTable:
         self._topics.clear()
         self._topics.update(topics)
         self.version = version
+        self.bounded = any(config.bound is not None for config in topics.values())
 
     def add_built_in(
         self, cluster: str, broker: str, default_queues: int, delay_levels: int
@@ -81,7 +84,7 @@ class TopicTable:
             TopicConfig(SCHEDULE_TOPIC, delay_levels, delay_levels),
             TopicConfig(cluster + REPLY_SUFFIX, 1, 1),
         ]
-        if self._auto_create:
+        if self.auto_create:
             built_in.append(TopicConfig(DEFAULT_TOPIC, default_queues, default_queues, inherit))
         self._system.update((cluster, broker, cluster + REPLY_SUFFIX))
         for config in built_in:
@@ -105,7 +108,7 @@ class TopicTable:
         if known is not None:
             return known
         template = self._topics.get(default_topic)
-        if template is None or (default_topic == DEFAULT_TOPIC and not self._auto_create):
+        if template is None or (default_topic == DEFAULT_TOPIC and not self.auto_create):
             raise TopicNotFound(
                 f"topic {topic} does not exist and automatic creation is off or has no "
                 f"template {default_topic}; create the topic",
@@ -135,6 +138,14 @@ class TopicTable:
         """
         return self._topics.get(topic) or self.put(TopicConfig(topic, queues, queues))
 
+    def adopt(self, topic: str, queues: int) -> None:
+        """On a slave: a topic whose messages came before its settings. The table counts as old as
+        before, so that the master's replaces it.
+        """
+        config = TopicConfig(topic, queues, queues)
+        self._topics[topic] = config
+        self._changed(config)
+
     def put(self, config: TopicConfig) -> TopicConfig:
         """Create or replace. Raises ``AdminError`` when the table is full."""
         if config.name not in self._topics and len(self._topics) >= TOPICS_MAX:
@@ -145,6 +156,7 @@ class TopicTable:
             )
         if self._topics.get(config.name) != config:
             self._topics[config.name] = config
+            self.bounded = self.bounded or config.bound is not None
             self._bump()
             self._changed(config)
         return config

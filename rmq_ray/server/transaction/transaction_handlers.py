@@ -28,6 +28,7 @@ from rmq_ray.codec.record import (
     record_parts,
 )
 from rmq_ray.codec.record_properties import PropertyFacts, split_facts
+from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import ClientError, MalformedFrame, MessageIllegal, TopicNotWritable
 from rmq_ray.model.message import UNIQUE_KEY, SysFlag
 from rmq_ray.model.topics import HALF_TOPIC
@@ -53,7 +54,6 @@ from rmq_ray.remoting.wire.halves import (
 )
 from rmq_ray.remoting.wire.headers import CheckTransactionHeader, EndTransactionHeader
 from rmq_ray.remoting.wire.records import first_record
-from rmq_ray.server.base.cold_reads import is_cold
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.responses import AnswerFrom, CheckTopic, Refused, everybody_may
 from rmq_ray.server.groups.membership import GroupMembership
@@ -97,6 +97,10 @@ class TransactionHandlers:
         self._identity = identity
         self._later = answer_from
         self._body_bytes_max = body_bytes_max
+
+    def configure(self, config: BrokerConfig) -> None:
+        """Settings were changed."""
+        self._body_bytes_max = config.store.body_bytes_max
 
     def end(self, command: Command, peer: Peer) -> Command | None:
         """END_TRANSACTION: commit (8), rollback (12) or unknown (0, which changes nothing)."""
@@ -158,7 +162,7 @@ class TransactionHandlers:
                 answered,
             )
 
-        if any(is_cold(store, end.log_offset) for end in ends):
+        if any(store.is_cold(end.log_offset) for end in ends):
             self._later(command, peer, read, build)
             return None
         return build(read())
@@ -171,7 +175,7 @@ class TransactionHandlers:
         if self._waits(command, peer, store, [log_offset]):
             return None
         self._path.counters.half_unknown += 1
-        if not is_cold(store, log_offset):  # else it is no copy that was just made for a check
+        if not store.is_cold(log_offset):  # else it is no copy that was just made for a check
             raw = store.record_at(log_offset)
             end = End(header.state_table_offset, log_offset, header.commit_or_rollback)
             _, facts = _checked(raw, header.producer_group, end)
@@ -397,6 +401,10 @@ class HalvesHandlers(RecordsHandlers):
         super().__init__(path)
         self._rejects = rejects
 
+    def configure(self, config: BrokerConfig) -> None:
+        """Settings were changed."""
+        self._rejects = config.reject_transactions
+
     def send(self, command: Command, peer: Peer) -> Command | None:
         """Append one frame of halves."""
         if self._rejects:
@@ -409,12 +417,12 @@ class HalvesHandlers(RecordsHandlers):
         return self._append(
             command,
             peer,
-            lambda records: self._admitted_halves(command, peer, header, records),
+            lambda records, count: self._admitted_halves(command, peer, header, records, count),
             _parts_of(header),
         )
 
     def _admitted_halves(
-        self, command: Command, peer: Peer, header: HalvesHeader, records: memoryview
+        self, command: Command, peer: Peer, header: HalvesHeader, records: memoryview, count: int
     ) -> bool:
         """False when the request waits for its new topic. Raises the refusals."""
         topic, path = header.topic, self._path
@@ -438,6 +446,8 @@ class HalvesHandlers(RecordsHandlers):
             if waits in path.pending_topics:
                 path.later(command, peer, waits)
                 return False
+        if path.limiter.active:
+            path.limit(topic, peer, len(records), count)
         return True
 
 

@@ -101,7 +101,7 @@ class CheckSender(Protocol):
 class Transactions:
     """Of one broker."""
 
-    def __init__(  # noqa: PLR0913 - what a half touches
+    def __init__(
         self,
         config: BrokerConfig,
         keeper: StoreKeeper,
@@ -111,12 +111,7 @@ class Transactions:
         counters: Counters,
         asker: CheckSender,
     ) -> None:
-        self._rules = CheckRules(
-            config.transaction_timeout_ms,
-            config.transaction_check_max,
-            config.store.reserved_hours * 3_600_000,
-        )
-        self._interval_ms = config.transaction_check_interval_ms
+        self.configure(config)
         self._keeper = keeper
         self._writer = writer
         self._topics = topics
@@ -131,6 +126,15 @@ class Transactions:
         self._told: set[tuple[str, Peer | None]] = set()  # of this round: what was logged
         self._saved: tuple[int, int, int] | None = None
         self.window = HalfWindow(0, 0)
+
+    def configure(self, config: BrokerConfig) -> None:
+        """The settings of checks, from now on."""
+        self._rules = CheckRules(
+            config.transaction_timeout_ms,
+            config.transaction_check_max,
+            config.store.reserved_hours * 3_600_000,
+        )
+        self._interval_ms = config.transaction_check_interval_ms
 
     # --- life -------------------------------------------------------------------------------------
 
@@ -179,6 +183,17 @@ class Transactions:
         store = self._keeper.store
         return 0 if store is None else self.window.pending(store.bounds(HALF_TOPIC, 0)[1])
 
+    def pending_offsets(self, count: int) -> list[int]:
+        """Queue offsets of the first halves that have not ended, ``count`` at most."""
+        store = self._keeper.store
+        found: list[int] = []
+        high = 0 if store is None else store.bounds(HALF_TOPIC, 0)[1]
+        at = self.window.next_pending(self.window.start)
+        while at < high and len(found) < count:
+            found.append(at)
+            at = self.window.next_pending(at + 1)
+        return found
+
     # --- ends -------------------------------------------------------------------------------------
 
     def finish(self, endings: Sequence[HalfEnding]) -> int:
@@ -216,6 +231,8 @@ class Transactions:
         end = store.append_mixed(messages).end_log_offset
         for ending in endings:
             self.window.ended(ending.offset, ending.state)
+            if ending.state is EndState.COMMITTED:
+                self._counters.finished(ending.target[0], now_ms - ending.half.born_ms)
         committed = len(messages) - len(endings)
         self._counters.half_committed += committed
         self._counters.half_rolled_back += len(endings) - committed

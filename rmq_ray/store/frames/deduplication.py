@@ -6,6 +6,9 @@ store, recovery. Per producer id the last 1,024 frames by sequence with the fram
 not heard for 10 minutes are dropped, and the longest unheard ones beyond 10,000. A cache of the
 log: recovery fills it again from the marks of the frames.
 
+How long a producer was not heard is counted from one ``expire`` to the next, by a clock that does
+not jump: neither the wall clock of a host nor the store times that one wrote tell it.
+
 Invariant: a frame enters when it was written, never before; a sequence number means one content for
 ever.
 """
@@ -39,7 +42,8 @@ class StoredFrame(NamedTuple):
 @dataclass(slots=True)
 class _Window:
     frames: OrderedDict[int, StoredFrame]
-    heard_ms: int
+    heard_ms: float | None = None
+    """Monotonic; None = since the last ``expire``."""
     floor: int = -1
     """Greatest sequence that fell out of the window."""
 
@@ -87,16 +91,16 @@ class DeduplicationCache:
             )
         return known
 
-    def add(self, frame_id: FrameId, stored: StoredFrame, now_ms: int) -> None:
+    def add(self, frame_id: FrameId, stored: StoredFrame) -> None:
         """Remember a frame that was written."""
         window = self._windows.get(frame_id.producer_id)
         if window is None:
-            window = self._windows[frame_id.producer_id] = _Window(OrderedDict(), now_ms)
+            window = self._windows[frame_id.producer_id] = _Window(OrderedDict())
             if len(self._windows) > PRODUCERS_MAX:
                 self._windows.popitem(last=False)
         else:
             self._windows.move_to_end(frame_id.producer_id)
-        window.heard_ms = now_ms
+        window.heard_ms = None
         frames = window.frames
         frames[frame_id.sequence] = stored
         if len(frames) > self._frames_max:
@@ -106,19 +110,25 @@ class DeduplicationCache:
         """Frames up to ``sequence`` were stored, of which nothing is remembered: at least
         ``frames_max`` later ones are added next.
         """
-        window = self._windows.setdefault(producer_id, _Window(OrderedDict(), 0))
+        window = self._windows.setdefault(producer_id, _Window(OrderedDict()))
         window.floor = max(window.floor, sequence)
 
-    def expire(self, now_ms: int) -> int:
-        """Drop producers that were not heard for the configured time; returns how many."""
-        dropped = 0
-        while self._windows:  # ends: one less each round
-            producer_id, window = next(iter(self._windows.items()))
-            if now_ms - window.heard_ms <= self._keep_ms:
+    def expire(self, now_ms: float) -> int:
+        """Drop producers that were not heard for the configured time; returns how many. ``now_ms``:
+        monotonic.
+        """
+        for window in reversed(self._windows.values()):
+            if window.heard_ms is not None:
                 break
+            window.heard_ms = now_ms
+        silent = []
+        for producer_id, window in self._windows.items():
+            if window.heard_ms is None or now_ms - window.heard_ms <= self._keep_ms:
+                break
+            silent.append(producer_id)
+        for producer_id in silent:
             del self._windows[producer_id]
-            dropped += 1
-        return dropped
+        return len(silent)
 
     def cut_from(self, log_offset: int) -> None:
         """Forget frames that lie at or behind a cut of the log."""
@@ -136,21 +146,24 @@ class DeduplicationCache:
         self._windows.clear()
 
     def snapshot(self) -> list[tuple[bytes, int, int, list[tuple[int, StoredFrame]]]]:
-        """A shallow copy, quick: (producer id, heard ms, floor, [(sequence, frame)]), for the
-        checkpoint.
+        """A shallow copy, quick: (producer id, store time of its last frame, floor, [(sequence,
+        frame)]), the longest unheard first, for the checkpoint.
         """
         return [
-            (producer_id, window.heard_ms, window.floor, list(window.frames.items()))
+            (
+                producer_id,
+                next(reversed(window.frames.values())).store_ms if window.frames else 0,
+                window.floor,
+                list(window.frames.items()),
+            )
             for producer_id, window in self._windows.items()
         ]
 
     def restore(self, snapshot: Iterable[Any]) -> None:
-        """From what ``snapshot`` gave, after a round through msgpack."""
+        """From what ``snapshot`` gave, after a round through msgpack; all count as heard now."""
         self._windows.clear()
-        for producer_id, heard_ms, floor, frames in sorted(
-            snapshot, key=lambda window: int(window[1])
-        ):
+        for producer_id, _, floor, frames in snapshot:
             known = OrderedDict(
                 (int(sequence), StoredFrame(*stored)) for sequence, stored in frames
             )
-            self._windows[bytes(producer_id)] = _Window(known, int(heard_ms), int(floor))
+            self._windows[bytes(producer_id)] = _Window(known, None, int(floor))

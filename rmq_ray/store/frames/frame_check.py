@@ -40,6 +40,7 @@ from rmq_ray.codec.record import (
     PROPERTIES_BYTES_MAX,
     TOPIC_BYTES_MAX,
     headers_at,
+    texts_at,
 )
 from rmq_ray.codec.record_batch import (
     FRAME_RECORDS_MAX,
@@ -389,9 +390,7 @@ def _fixed_fields_fit(head: Array, sizes: Array, queue_id: int) -> bool:
 
 def _topics_equal(view: memoryview, topic_at: Array, topic_len: int, count: int) -> bool:
     """Whether every record's TOPICLEN and topic are those of the first."""
-    found = np.ndarray((len(view) - topic_len,), f"V{topic_len + 1}", view, 0, (1,))[
-        topic_at
-    ].tobytes()
+    found = texts_at(view, topic_at, topic_len + 1)
     return found == found[: topic_len + 1] * count
 
 
@@ -568,6 +567,16 @@ def _topic_text(topic: bytes) -> str:
 
 def _sys_flag_allowed(flag: int) -> bool:
     return flag == 0 or (flag & ~_SYS_FLAGS == 0 and bool(flag & SysFlag.COMPRESSED))
+
+
+def is_queued(sys_flag: int) -> bool:
+    """Whether records of this transaction type get a queue offset (store-format 3); prepared and
+    rolled back ones carry 0.
+    """
+    return sys_flag & SysFlag.TRANSACTION_MASK in (
+        SysFlag.TRANSACTION_NOT,
+        SysFlag.TRANSACTION_COMMIT,
+    )
 
 
 def _frame_mark(text: bytes, count: int) -> FrameMark | None:

@@ -134,13 +134,10 @@ _LOOKED_AT = 64  # marks from the end that are read at a time to find the last v
 
 
 class FrameTracker:
-    """Fills ``windows`` from marks; frames stored before ``since_ms`` are too old to be
-    repeated.
-    """
+    """Fills ``windows`` from marks."""
 
-    def __init__(self, windows: DeduplicationCache, since_ms: int) -> None:
+    def __init__(self, windows: DeduplicationCache) -> None:
         self._windows = windows
-        self._since_ms = since_ms
 
     @staticmethod
     def incomplete_at_end(records: ScannedRecords) -> int:
@@ -173,8 +170,7 @@ class FrameTracker:
             if (marks.counts > 1).any()
             else np.ones(len(marks), np.bool_)
         )
-        recent = whole & (records.store_ms[marks.rows] >= self._since_ms)
-        self._remember(records, marks.select(np.flatnonzero(recent)))
+        self._remember(records, marks.select(np.flatnonzero(whole)))
         at_end = marks.rows + marks.counts > len(records)  # the caller counts those
         return int(np.count_nonzero(~whole & ~at_end))
 
@@ -187,7 +183,7 @@ class FrameTracker:
             stored = (
                 _stored_single(records, row) if count == 1 else _stored(records, row, row + count)
             )
-            self._windows.add(left.frame_id(number), stored, stored.store_ms)
+            self._windows.add(left.frame_id(number), stored)
 
     def _skip_many(self, marks: Marks) -> Marks:
         kept = np.ones(len(marks), np.bool_)

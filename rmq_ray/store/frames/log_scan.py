@@ -27,6 +27,7 @@ from rmq_ray.codec.record import (
     TOPIC_BYTES_MAX,
     find_fault,
     headers_at,
+    texts_at,
 )
 from rmq_ray.codec.record_batch import Array, body_crcs
 from rmq_ray.model.message import SysFlag
@@ -99,9 +100,7 @@ class ScannedRecords:
         if len(self) and (lengths == lengths[0]).all():  # mostly all of one topic: compared at once
             length = int(lengths[0])
             first = bytes(view[int(begins[0]) : int(begins[0]) + length])
-            if np.ndarray((len(view) - length + 1,), f"V{length}", view, 0, (1,))[
-                begins
-            ].tobytes() == first * len(self):
+            if texts_at(view, begins, length) == first * len(self):
                 return [first] * len(self)
         return [
             bytes(view[begin:end])
@@ -245,11 +244,7 @@ def _first_with_zero(view: memoryview, begins: Array, ends: Array) -> int:
         if length:
             rows = np.flatnonzero(lengths == length) if len(kinds) > 1 else None
             of_length = begins if rows is None else begins[rows]
-            at = (
-                np.ndarray((len(view) - length + 1,), f"V{length}", view, 0, (1,))[of_length]
-                .tobytes()
-                .find(0)
-            )
+            at = texts_at(view, of_length, length).find(0)
             if at >= 0:
                 first = min(first, at // length if rows is None else int(rows[at // length]))
     return first

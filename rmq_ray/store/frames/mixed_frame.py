@@ -1,5 +1,5 @@
 """Several messages for several queues in one write: finals of transactions and the ops that end
-their halves.
+their halves, single sends that arrived together.
 
     log     final 1 | op 1 | final 2 | op 2 | ...        one write, in this order: a crash leaves
                                                          a beginning of it
@@ -7,7 +7,7 @@ their halves.
 
 Decides: bytes and facts of such records, and which piece each belongs to. Records carry no mark:
 each stands for itself, a part of them may survive. Does not decide what is written so (the broker's
-transactions) or when it becomes visible (``visibility``). Called by: message store. Pure.
+transactions) or when it becomes visible (``dispatcher``). Called by: message store. Pure.
 
 Invariant: ``length`` and ``starts`` are those of the whole; rows of a piece begin relative to the
 whole as well, so its records need not be neighbours.
@@ -36,7 +36,8 @@ from rmq_ray.codec.record_properties import stored_parts
 from rmq_ray.errors import MessageIllegal, MessageTooLarge
 from rmq_ray.model.message import SysFlag
 from rmq_ray.model.topics import CODED_TOPICS
-from rmq_ray.store.frames.single_message import StoredMessage, check_queue, is_queued
+from rmq_ray.store.frames.frame_check import is_queued
+from rmq_ray.store.frames.single_message import StoredMessage, check_queue
 
 MESSAGES_MAX = 4_096
 _V6_FLAGS = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
@@ -131,7 +132,7 @@ def encode_mixed(
     store_host: tuple[str, int],
     next_offsets: Mapping[tuple[str, int], int],
     own_code: OwnCode,
-) -> tuple[bytes, MixedFrame]:  # noqa: PLR0913 - what a record is made of
+) -> tuple[bytes, MixedFrame]:
     """(the records, what they are) as they go to ``log_offset``. ``next_offsets``: where each queue
     goes on.
     """
@@ -160,7 +161,11 @@ def encode_mixed(
                 len(text).to_bytes(2, "big"),
                 text,
             )
-        unique, facts = stored_parts(text)
+        facts = message.facts
+        if facts is None:
+            unique, facts = stored_parts(text)
+        else:
+            unique = facts.unique
         if unique is not None:
             mixed.keys.append((start, topic, unique))
         for key in facts.keys:
@@ -185,7 +190,7 @@ def encode_mixed(
 
 def _header(item: Sized, offsets: tuple[int, int], store_ms: int, store_host: bytes) -> bytes:
     """The fixed part of the record of a message that was born at an IPv4 address."""
-    (_, queue_id, body, _, flag, sys_flag, born_ms, _, consumed, prepared_offset) = item.message
+    (_, queue_id, body, _, flag, sys_flag, born_ms, _, consumed, prepared_offset, _) = item.message
     return HEADER.pack(
         item.size,
         MAGIC,

@@ -27,8 +27,8 @@ from rmq_ray.codec.record_batch import (
 from rmq_ray.codec.record_properties import PropertyFacts, stored_facts
 from rmq_ray.errors import MessageIllegal, MessageTooLarge
 from rmq_ray.model.ids import FrameId
-from rmq_ray.model.message import SysFlag
 from rmq_ray.model.topics import CODED_TOPICS, TIMER_TOPIC, is_storable
+from rmq_ray.store.frames.frame_check import patch_frame
 
 _ITEM = struct.Struct(">iiiii")
 _I16 = struct.Struct(">h")
@@ -39,7 +39,7 @@ _I64 = struct.Struct(">q")
 
 class StoredMessage(NamedTuple):
     """One message to store, every field as the log will hold it. ``properties``: the encoded
-    string. ``born_host``: (address, port).
+    string. ``born_host``: (address, port). ``facts``: of the properties, where they are known.
     """
 
     topic: str
@@ -52,12 +52,14 @@ class StoredMessage(NamedTuple):
     born_host: tuple[str, int] = ("0.0.0.0", 0)
     reconsume_times: int = 0
     prepared_offset: int = 0
+    facts: PropertyFacts | None = None
 
 
 @dataclass(slots=True)
 class EncodedMessages:
     """Records ready to be patched: their bytes, what dispatch needs, delay level or due time as
-    written (topics of delayed messages only).
+    written (topics of delayed messages only). ``hosts``: (born, store) of many records, which are
+    patched together.
     """
 
     records: bytearray
@@ -65,6 +67,7 @@ class EncodedMessages:
     delay: str | None
     sys_flag: int
     born_len: int
+    hosts: tuple[bytes, bytes] | None = None
 
 
 def encode_message(
@@ -201,21 +204,14 @@ def patch_messages(
 ) -> None:
     """Fill in offsets and store time."""
     data = encoded.records
+    if encoded.hosts is not None:
+        patch_frame(data, encoded.frame, (queue_offset, log_offset), store_ms, encoded.hosts)
+        return
     for row, start in enumerate(encoded.frame.starts):
         _TWO.pack_into(data, start + 20, queue_offset + row, log_offset + start)
         _I64.pack_into(data, start + 48 + encoded.born_len, store_ms)
     if encoded.frame.mark_at >= 0:
         data[encoded.frame.mark_at : encoded.frame.mark_at + 16] = b"%016x" % log_offset
-
-
-def is_queued(sys_flag: int) -> bool:
-    """Whether records of this transaction type get a queue offset (store-format 3); prepared and
-    rolled back ones carry 0.
-    """
-    return sys_flag & SysFlag.TRANSACTION_MASK in (
-        SysFlag.TRANSACTION_NOT,
-        SysFlag.TRANSACTION_COMMIT,
-    )
 
 
 def check_queue(topic: str, queue_id: int) -> None:

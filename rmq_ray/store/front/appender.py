@@ -19,27 +19,29 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from rmq_ray.clock import Clock
 from rmq_ray.codec.record import pack_host_v4
 from rmq_ray.codec.record_batch import Array, CheckedFrame
 from rmq_ray.codec.record_properties import split_facts
 from rmq_ray.config import StoreConfig
-from rmq_ray.errors import AppendUnknown, StoreError, StoreFull
+from rmq_ray.errors import AppendUnknown, StoreError, StoreFailed, StoreFull
 from rmq_ray.files import Bytes
 from rmq_ray.model.ids import FrameId
+from rmq_ray.store.frames.batch_body import encode_batch_in_bulk
 from rmq_ray.store.frames.deduplication import StoredFrame
-from rmq_ray.store.frames.frame_check import PartsOf, check_frame, patch_frame
+from rmq_ray.store.frames.frame_check import PartsOf, check_frame, is_queued, patch_frame
 from rmq_ray.store.frames.mixed_frame import encode_mixed, measure
 from rmq_ray.store.frames.single_message import (
     EncodedMessages,
     StoredMessage,
     encode_batch,
     encode_message,
-    is_queued,
     patch_messages,
 )
 from rmq_ray.store.log.flusher import LogFlusher
-from rmq_ray.store.queue.visibility import Written
+from rmq_ray.store.queue.dispatcher import Written
 from rmq_ray.store.reading.log_reader import RECENT_BYTES_MAX, Recent
 from rmq_ray.store.recovery.checkpoint import Checkpointer
 from rmq_ray.store.recovery.store_parts import StoreParts
@@ -91,7 +93,7 @@ class Appender:
     before and nothing of it visible yet.
     """
 
-    def __init__(  # noqa: PLR0913 - the parts that an append touches
+    def __init__(
         self,
         parts: StoreParts,
         config: StoreConfig,
@@ -113,6 +115,10 @@ class Appender:
         self._on_written = on_written
         self._next_offsets = parts.queues.maxima()
         self.set_store_host(store_host)
+
+    def configure(self, config: StoreConfig) -> None:
+        """Settings were changed."""
+        self._body_bytes_max = config.body_bytes_max
 
     def set_store_host(self, store_host: tuple[str, int]) -> None:
         """The address that records written from now on carry."""
@@ -177,7 +183,10 @@ class Appender:
         """RocketMQ's batch: ``batch.body`` as clients send it, stored as records with consecutive
         queue offsets (docs/file-format.md#batch-body).
         """
-        return self._append_encoded(encode_batch(batch, self._store_host, self._body_bytes_max))
+        host, most = self._store_host, self._body_bytes_max
+        return self._append_encoded(
+            encode_batch_in_bulk(batch, host, most) or encode_batch(batch, host, most)
+        )
 
     def append_mixed(self, messages: Sequence[StoredMessage]) -> MixedResult:
         """Write ordinary or committed messages for any queues with one call, in this order: a crash
@@ -200,7 +209,7 @@ class Appender:
             for place, piece in mixed.pieces.items():
                 self._next_offsets[place] = piece.queue_offset + piece.frame.count
             self._spread(mixed, 0, log_offset, store_ms, 0)
-        except StoreError as error:
+        except Exception as error:
             raise self._left_open(error) from error
         return MixedResult(
             log_offset, log_offset + mixed.length, mixed.starts, mixed.offsets, store_ms
@@ -237,7 +246,7 @@ class Appender:
         result = self._write(
             encoded.records, frame, (queue_offset, log_offset), store_ms, encoded.sys_flag
         )
-        result.log_offsets = tuple(log_offset + start for start in frame.starts)
+        result.log_offsets = tuple((np.asarray(frame.starts) + log_offset).tolist())
         return result
 
     def _write(
@@ -270,23 +279,26 @@ class Appender:
                     count,
                 )
                 with parts.visibility.lock:
-                    parts.windows.add(frame.frame_id, stored, store_ms)
+                    parts.windows.add(frame.frame_id, stored)
             self._spread(frame, queue_offset, log_offset, store_ms, sys_flag)
-        except StoreError as error:
+        except Exception as error:
             raise self._left_open(error) from error
         return AppendResult(
             frame.topic, frame.queue_id, queue_offset, log_offset, end, store_ms, False, count
         )
 
-    def _left_open(self, error: StoreError) -> StoreError:
+    def _left_open(self, error: Exception) -> StoreError:
         """What a failed write is for its caller: of a disk that was full, all that was written is
-        removed again.
+        removed again. Where something else than the disk failed (no memory, say), the message may
+        be in the log and in no queue: only reading the log again makes that whole.
         """
         if isinstance(error, StoreFull):
             return error
+        why = error.message if isinstance(error, StoreError) else f"{type(error).__name__}: {error}"
+        if not isinstance(error, StoreError):
+            self._parts.visibility.fail(StoreFailed(f"an append ended half way: {why}", self._path))
         return AppendUnknown(
-            f"a message that was being stored may be in the log or not: {error.message}",
-            self._path,
+            f"a message that was being stored may be in the log or not: {why}", self._path
         )
 
     def _spread(

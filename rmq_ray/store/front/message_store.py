@@ -5,7 +5,7 @@ and recover.
     READY --failed write or sync--> FAILED --reopen--> READY
 
     appender      the order of things in an append
-    visibility    what readers may see, and when
+    dispatcher    queues and index, and what readers may see, and when
     log_reader    records by queue offset and log offset
     retention     which old segments go
     checkpoint    how little a recovery has to read
@@ -14,8 +14,7 @@ and recover.
 Decides: the order of the parts' lives, which calls a state allows, and that nothing invisible is
 answered, and nothing at all after the log has failed. Does not decide: permissions, topics,
 acknowledgements to producers (a broker compares ``end_log_offset`` with ``durable_offset``).
-``append_*`` and ``dispatch_durable`` belong to one thread (the broker's loop); reads may come from
-any thread.
+``append_*`` and ``dispatch_durable`` belong to one thread (the broker's loop), reads to any.
 
 Invariants: nothing is appended after a failure until the disk was read again; ``visible_offset <=
 durable_offset`` under SYNC_FLUSH.
@@ -35,21 +34,22 @@ from rmq_ray.clock import Clock
 from rmq_ray.codec.record_batch import Array
 from rmq_ray.codec.record_properties import split_facts
 from rmq_ray.codec.store_files import ENTRIES
-from rmq_ray.config import GIB, StoreConfig
+from rmq_ray.config import StoreConfig
 from rmq_ray.errors import StoreError, StoreFailed, StoreFull, StoreNotReady
 from rmq_ray.files import FileSystem
 from rmq_ray.model.ids import FrameId
 from rmq_ray.store.frames.frame_check import PartsOf
-from rmq_ray.store.frames.single_message import (
-    StoredMessage,
-)
+from rmq_ray.store.frames.single_message import StoredMessage
 from rmq_ray.store.front.appender import AppendCounters, Appender, AppendResult, MixedResult
 from rmq_ray.store.log.flusher import LogFlusher
-from rmq_ray.store.queue.consume_queue_ext import Hit
-from rmq_ray.store.queue.dispatcher import BitMapper
+from rmq_ray.store.queue.dispatcher import (
+    NO_RULES,
+    WAITING_FRAMES_MAX,
+    ArrivalListener,
+    DispatchRules,
+)
 from rmq_ray.store.queue.queue_table import deleted_topic_directory
-from rmq_ray.store.queue.visibility import WAITING_FRAMES_MAX, ArrivalListener
-from rmq_ray.store.reading.filtered_reading import Matches, get_matching
+from rmq_ray.store.reading.filtered_reading import Condition, get_matching
 from rmq_ray.store.reading.log_reader import GetResult, Recent
 from rmq_ray.store.reading.record_lookup import (
     log_offset_at,
@@ -57,12 +57,11 @@ from rmq_ray.store.reading.record_lookup import (
     query_by_key,
     store_ms_of,
 )
-from rmq_ray.store.reading.retention import RetentionReport
-from rmq_ray.store.reading.topic_retention import expire_topics
+from rmq_ray.store.reading.retention import RetentionReport, expire_topics
 from rmq_ray.store.recovery.checkpoint import Checkpointer
 from rmq_ray.store.recovery.recovery import RecoveryReport
 from rmq_ray.store.recovery.restart import finish_truncation, give_up_unsynced, restart
-from rmq_ray.store.recovery.store_parts import DelayOfLevel, StoreParts, Surroundings
+from rmq_ray.store.recovery.store_parts import StoreParts, Surroundings
 from rmq_ray.store.tables.store_lock import StoreLock
 
 __all__ = [
@@ -75,6 +74,11 @@ __all__ = [
 ]
 
 logger = logging.getLogger("rmq_ray.store")
+
+
+WARM_BYTES = 256 << 20  # the newest part of the log counts as being in memory
+# a pull this close to its queue's end is not looked at further: nearly all are
+TAIL_RECORDS = 1_024
 
 
 class StoreState(Enum):
@@ -90,14 +94,13 @@ class StoreState(Enum):
 
 
 class MessageStore:
-    """``store_host``: (address, port) that goes into records. ``delay_ms``: milliseconds of a delay
-    level (schedule topic). ``bit_mapper``: the SQL filters that new entries' bit maps are made of,
-    None = no bit maps. ``new_epoch``: begun at the log's end when it is recovered.
+    """``store_host``: (address, port) that goes into records. ``new_epoch``: begun at the log's end
+    when it is recovered.
     """
 
     follows: ClassVar[bool] = False  # the log is a copy of a master's
 
-    def __init__(  # noqa: PLR0913 - the parts that tests replace
+    def __init__(
         self,
         config: StoreConfig,
         clock: Clock,
@@ -106,9 +109,7 @@ class MessageStore:
         store_host: tuple[str, int],
         files: FileSystem | None = None,
         boot_id: str | None = None,
-        delay_ms: DelayOfLevel | None = None,
-        delay_level_max: int = 18,
-        bit_mapper: BitMapper | None = None,
+        rules: DispatchRules = NO_RULES,
         new_epoch: int | None = None,
     ) -> None:
         files = files or FileSystem()
@@ -118,9 +119,7 @@ class MessageStore:
             files,
             clock,
             boot,
-            delay_ms or (lambda _level: None),
-            delay_level_max,
-            bit_mapper,
+            rules,
             self.follows,
             new_epoch,
         )
@@ -128,12 +127,10 @@ class MessageStore:
         self._clock = clock
         self._broker_name = broker_name
         self._lock_file = StoreLock(config.path, files)
-        self.on_written: Callable[[], None] = lambda: (
-            None
-        )  # called after each append: the log is longer than before
-        self.admit: Callable[[], None] | None = (
-            None  # called before each append; what it raises is raised, and nothing is written
-        )
+        # called after each append: the log is longer than before
+        self.on_written: Callable[[], None] = lambda: None
+        # called before each append; what it raises is raised, and nothing is written
+        self.admit: Callable[[], None] | None = None
         self._store_host = store_host
         self.identity = ""
         self._state = StoreState.CLOSED
@@ -221,6 +218,14 @@ class MessageStore:
         self._threads = threads
         self._state = StoreState.READY
 
+    def configure(self, config: StoreConfig) -> None:
+        """Settings were changed: how long and how much is kept, how long a body may be."""
+        self._config = config
+        if self._parts is not None:
+            self._parts.retention.configure(config)
+        if self._appender is not None:
+            self._appender.configure(config)
+
     def shutdown(self) -> bool:
         """Flush, write the last checkpoint, give the locks back. False: the log failed, its tail is
         not durable; else the next start is clean.
@@ -231,7 +236,7 @@ class MessageStore:
         if self._parts is not None:
             clean = durable = self._stop_threads()
             if clean and self._checkpointer is not None:
-                clean = self._write_last_checkpoint(self._checkpointer)
+                clean = self._checkpointer.write_last()
             if self._parts.log.failure is not None:
                 # this host may open it again, as a follower's: what was not synced must not look as
                 # if it was
@@ -413,20 +418,17 @@ class MessageStore:
         """See ``LogReader.recent_from``. ``StoreFailed`` after a failure."""
         return self.readable().reader.recent_from(topic, queue_id, offset, max_count, max_bytes)
 
-    def get_matching(  # noqa: PLR0913 - get_messages and the condition
+    def get_matching(
         self,
         topic: str,
         queue_id: int,
         offset: int,
         max_count: int,
         max_bytes: int,
-        matches: Matches,
+        condition: Condition,
         foreign: bool = False,
-        hit: Hit | None = None,
     ) -> GetResult:
-        """See ``filtered_reading.get_matching``: the records whose property string (UTF-8) passes
-        ``matches``.
-        """
+        """See ``filtered_reading.get_matching``."""
         return get_matching(
             self.readable().reader,
             topic,
@@ -434,9 +436,8 @@ class MessageStore:
             offset,
             max_count,
             max_bytes,
-            matches,
+            condition,
             foreign,
-            hit,
         )
 
     def record_at(self, log_offset: int) -> bytes | None:
@@ -489,6 +490,32 @@ class MessageStore:
         have it.
         """
         return log_offset_at(self.opened.queues.find(topic, queue_id), offset)
+
+    def is_cold(self, log_offset: int) -> bool:
+        """Whether a read there may wait for a disk: decided by distance from the log's end alone,
+        as RocketMQ does (its 40 % of RAM), with a fixed and smaller bound.
+        """
+        return self.end_offset - log_offset > WARM_BYTES
+
+    def is_cold_pull(self, topic: str, queue_id: int, offset: int) -> bool:
+        """The same of a queue offset; cheap for consumers that keep up."""
+        if (
+            self.end_offset <= WARM_BYTES
+            or self.bounds(topic, queue_id)[1] - offset <= TAIL_RECORDS
+        ):
+            return False
+        log_offset = self.log_offset_of(topic, queue_id, offset)
+        return 0 <= log_offset < self.end_offset - WARM_BYTES
+
+    def is_young(self, topic: str, queue_id: int) -> bool:
+        """Whether retention has taken nothing of the queue, and its first message lies no further
+        back than what RocketMQ takes to be in memory (40 % of RAM): a new group that begins at the
+        end begins with that message then.
+        """
+        return (
+            self.bounds(topic, queue_id)[0] <= 0
+            and not self.get_messages(topic, queue_id, 0, 1, 1, None).suggest_slave
+        )
 
     def topics(self) -> set[str]:
         """Topics that have a queue."""
@@ -588,12 +615,13 @@ class MessageStore:
         does not bring the queues back either. Returns how many queues.
         """
         parts = self.readable()
-        parts.reader.recent = None
+        parts.reader.forget()
         parts.visibility.forget_topic(topic)
         with parts.visibility.lock:
             deleted = parts.queues.detach_topic(
                 topic, deleted_topic_directory(self._config.path, topic, self._around.files)
             )
+            parts.reader.forget()  # what was read meanwhile, too
         if self._appender is not None:
             self._appender.forget_topic(topic)
         if deleted and self._checkpointer is not None:
@@ -621,17 +649,11 @@ class MessageStore:
                 f"is ready",
                 self._config.path,
             )
+        self.readable()  # a repeat of what is in no queue is not to be answered either
         if self.admit is not None:
             self.admit()
         if self._parts.retention.disk_full:
-            config = self._config
-            raise StoreFull(
-                f"the disk of {config.path} is full: {self._parts.retention.disk}; sends are "
-                f"refused over {config.disk_full_ratio:.0%} with less than "
-                f"{config.disk_free_bytes_min / GIB:.1f} GiB free (disk_full_ratio, "
-                f"disk_free_bytes_min); free space or add a larger disk",
-                config.path,
-            )
+            raise self._parts.retention.refusal()
         if self._parts.visibility.waiting >= WAITING_FRAMES_MAX:
             self.dispatch_durable()
             if self._parts.visibility.waiting >= WAITING_FRAMES_MAX:
@@ -662,18 +684,9 @@ class MessageStore:
         if parts.log.failure is not None:
             return False
         self.set_replicated(None)
-        self.dispatch_durable()
-        return not parts.visibility.waiting
-
-    def _write_last_checkpoint(self, checkpointer: Checkpointer) -> bool:
         try:
-            if self._parts is not None and self._parts.index is not None:
-                # Apache RocketMQ, and a start without our checkpoint, know only the slots on disk
-                self._parts.index.flush_slots()
-            checkpointer.write(thorough=True)
+            self.dispatch_durable()
         except StoreError as error:
-            logger.error(
-                "the last checkpoint could not be written, the next start recovers: %s", error
-            )
+            logger.error("not everything is in its queue, the next start puts it there: %s", error)
             return False
-        return True
+        return not parts.visibility.waiting

@@ -90,7 +90,7 @@ class _Stepper:
                     self.is_woken = False  # before the log's end is read: a later append asks again
                 if not self._step():
                     return
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             logger.exception("the %s thread ended", self._name)
             if self._log.failure is None:
                 self._log.failure = StoreFailed(

@@ -67,12 +67,31 @@ class Quarantine:
                     "the quarantine list could not be written: %s", error
                 )  # it is found again when the record is read again
 
-    def remove(self, log_offset: int) -> None:
-        """The record is whole again. Durable on return; raises the store's errors."""
+    def shrink(self, log_offset: int, size: int) -> None:
+        """The first ``size`` bytes of a listed stretch are whole again; what is left stays listed.
+        Durable on return; raises the store's errors.
+        """
         with self._lock:
-            if self._listed.pop(log_offset, None) is not None:
+            listed, fault = self._listed.pop(log_offset, (0, ""))
+            if not listed:
+                return
+            if listed > size and log_offset + size not in self._listed:
+                self._listed[log_offset + size] = (listed - size, fault)
+            else:
                 self.count -= 1
-                self._write()
+            self._write()
+
+    def size_of(self, log_offset: int) -> int:
+        """How many bytes are listed as broken from there on; 0 = none."""
+        with self._lock:
+            return self._listed.get(log_offset, (0, ""))[0]
+
+    def count_in(self, begin: int, end: int) -> int:
+        """How many listed stretches lie, in part at least, in log offsets [begin, end)."""
+        with self._lock:
+            return sum(
+                offset < end and offset + size > begin for offset, (size, _) in self._listed.items()
+            )
 
     def cut_from(self, log_offset: int) -> None:
         """The log was cut there: other records will lie behind it. Durable on return; raises the

@@ -17,6 +17,7 @@ be taken for records again.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Sequence
 
@@ -25,6 +26,8 @@ from rmq_ray.codec.store_files import segment_name
 from rmq_ray.errors import StoreCorrupt, StoreError, StoreNotReady
 from rmq_ray.files import Bytes, File, FileCache, FileSystem
 from rmq_ray.store.frames.log_scan import find_valid
+
+logger = logging.getLogger("rmq_ray.store")
 
 
 class Segment:
@@ -219,9 +222,7 @@ class SegmentChain:
         with self._making:
             self._wait_idle()
             while self._segments:  # ends: one segment less
-                with self._listing:
-                    first, self._segments = self._segments[0], self._segments[1:]
-                self._remove(first)
+                self._drop_first()
             self._files.sync_dir(self.directory)
         self.ensure(log_offset)
 
@@ -229,9 +230,7 @@ class SegmentChain:
         """Remove the oldest segment; never the last. Readers that hold it go on reading."""
         if len(self._segments) < 2:
             return False
-        with self._listing:
-            first, self._segments = self._segments[0], self._segments[1:]
-        self._remove(first)
+        self._drop_first()
         return True
 
     def close(self) -> None:
@@ -301,10 +300,23 @@ class SegmentChain:
             self._segments = [*self._segments, segment]
         return segment
 
+    def _drop_first(self) -> None:
+        """Nobody finds it while its file goes; a file that stays keeps its place in the list: one
+        between two that are gone would be a gap.
+        """
+        with self._listing:
+            first, self._segments = self._segments[0], self._segments[1:]
+        try:
+            self._remove(first)
+        except StoreError:
+            with self._listing:
+                self._segments = [first, *self._segments]
+            raise
+
     def _remove(self, segment: Segment) -> None:
+        self._files.unlink(segment.path)
         segment.release()
         self._cache.drop(segment.path)
-        self._files.unlink(segment.path)
 
     def _want(self, start: int) -> None:
         if self._failed_start == start:
@@ -312,12 +324,11 @@ class SegmentChain:
         with self._making:
             if self._wanted >= 0 or self._closed:
                 return
-            self._wanted = start
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._prepare, name="rmq-segments", daemon=True
-                )
-                self._thread.start()
+                thread = threading.Thread(target=self._prepare, name="rmq-segments", daemon=True)
+                thread.start()
+                self._thread = thread
+            self._wanted = start
             self._making.notify_all()
 
     def _wait_idle(self) -> None:
@@ -338,6 +349,8 @@ class SegmentChain:
                     self._make(start)
             except StoreError:
                 pass  # kept in _failure: the append that needs the segment tries again and raises
+            except Exception:  # no memory: the thread lives on, who needs the segment makes it
+                logger.exception("no segment was made ahead at %d", start)
             finally:
                 with self._making:
                     self._wanted = -1

@@ -7,7 +7,7 @@
 
 Decides: which buffer a frame is copied to, and that a commit writes whole buffers in log order.
 Does not decide when to commit (``flusher``), what a failed write means (``commit_log``), what is
-visible or acknowledged (``visibility``: nothing that is not committed). ``gather`` belongs to
+visible or acknowledged (``dispatcher``: nothing that is not committed). ``gather`` belongs to
 the appending thread; ``commit`` may be called by any.
 
 Invariants: ``committed`` only grows, and everything below it was written to its file; what lies in
@@ -46,6 +46,11 @@ class TransientPool:
         self._listing = threading.Lock()
         self._writing = threading.Lock()
         self.committed = 0
+
+    @property
+    def free(self) -> int:
+        """How many buffers hold nothing, made or not."""
+        return self._unmade + len(self._free)
 
     def reset(self, log_offset: int) -> None:
         """Everything below ``log_offset`` is in the files, nothing is in a buffer."""

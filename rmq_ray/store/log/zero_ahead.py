@@ -170,7 +170,7 @@ class ZeroAhead:
                             ),
                             _IDLE_S,
                         )
-        except Exception:  # noqa: BLE001 - syncs take longer without this thread, nothing else
+        except Exception:  # syncs take longer without this thread, nothing else
             logger.exception("the thread that zeroes ahead of the log ended")
 
 

@@ -103,6 +103,11 @@ class ConsumeQueue:
         return self._log_end
 
     @property
+    def is_new(self) -> bool:
+        """Whether nothing was ever put in: it begins with any offset."""
+        return self._last_start < 0
+
+    @property
     def is_flushed(self) -> bool:
         """Whether all entries are synced."""
         return self._max <= self._flushed
@@ -154,15 +159,15 @@ class ConsumeQueue:
         self._max += count - skip
         return count - skip
 
-    def fill_blank(self, offset: int, entry: bytes) -> bool:
-        """Put an entry where a blank one stands in for its record; False where there is none.
-        Durable on return.
+    def fill_blank(self, offset: int, entry: bytes, present: bytes = BLANK_ENTRY) -> bool:
+        """Put an entry where a blank one stands in for its record, or the one that is ``present``
+        and wrong; False where there is none. Durable on return.
         """
         if self._last_start < 0 or not self._min <= offset < self._max:
             return False
         start = offset * ENTRY_BYTES // self._file_bytes * self._file_bytes
         file, within = self._file(start), offset * ENTRY_BYTES - start
-        if file.pread(ENTRY_BYTES, within) != BLANK_ENTRY:
+        if file.pread(ENTRY_BYTES, within) != present:
             return False
         file.pwrite(entry, within)
         file.datasync()
@@ -280,8 +285,8 @@ class ConsumeQueue:
             self._first_start < self._last_start
             and self._first_start + self._file_bytes <= self._min * ENTRY_BYTES
         ):  # ends: rises by one file
-            start, self._first_start = self._first_start, self._first_start + self._file_bytes
-            self._remove(start)
+            self._remove(self._first_start)  # one that stays may not lie behind a gap
+            self._first_start += self._file_bytes
             deleted += 1
         return deleted
 

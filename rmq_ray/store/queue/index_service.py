@@ -320,9 +320,9 @@ class IndexService:
         self._list, self._current = [], None
 
     def _write_pending(self) -> None:
-        """Hash and write what ``put`` left. Any thread; the order of puts is kept."""
-        if not self._pending:
-            return
+        """Hash and write what ``put`` left; on return it is written, whichever thread did it. The
+        order of puts is kept.
+        """
         with self._putting:
             taken = [self._pending.popleft() for _ in range(len(self._pending))]
             if not taken:

@@ -3,19 +3,20 @@
 
 Decides: how much one read goes through: pages of at most ``PAGE_BYTES``, ``UNITS`` records in all,
 so that a filter which nothing passes costs a bounded time and hands back how far it came. Does not
-decide what passes: ``matches(property string)`` does. Any thread. Soundness of records, statuses
+decide what passes: a ``Condition`` does. Any thread. Soundness of records, statuses
 and bounds are ``LogReader``'s.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rmq_ray.codec.record_batch import Array
 from rmq_ray.codec.record_layout import RecordLayout
+from rmq_ray.errors import RecordAwaited
 from rmq_ray.model.pulling import GetMessageStatus
 from rmq_ray.store.queue.consume_queue_ext import Hit
 from rmq_ray.store.reading.log_reader import FOREIGN_CAPS, FOREIGN_UNITS, GetResult, LogReader
@@ -29,20 +30,27 @@ _RUNS_MAX = 16  # more pieces than this are joined: a page with holes is sent as
 Matches = Callable[[bytes], bool]
 
 
-def get_matching(  # noqa: PLR0913 - LogReader.get_messages and the condition
+class Condition(NamedTuple):
+    """What passes: ``matches(property string)``, in UTF-8. ``hit`` spares records that a bit map
+    rules out.
+    """
+
+    matches: Matches
+    hit: Hit | None = None
+
+
+def get_matching(
     reader: LogReader,
     topic: str,
     queue_id: int,
     offset: int,
     max_count: int,
     max_bytes: int,
-    matches: Matches,
+    condition: Condition,
     foreign: bool = False,
-    hit: Hit | None = None,
 ) -> GetResult:
-    """As ``LogReader.get_messages``; ``hit`` spares records that a bit map rules out.
-    NO_MATCHED_MESSAGE when none of the records that were gone through passes: go on at
-    ``next_offset``.
+    """As ``LogReader.get_messages``, of records that pass ``condition``. NO_MATCHED_MESSAGE when
+    none of the records that were gone through passes: go on at ``next_offset``.
     """
     if foreign:
         max_count, max_bytes = min(max_count, FOREIGN_CAPS[0]), min(max_bytes, FOREIGN_CAPS[1])
@@ -52,9 +60,14 @@ def get_matching(  # noqa: PLR0913 - LogReader.get_messages and the condition
         PAGE_RECORDS, max(PAGE_RECORDS_MIN, max_count)
     )  # what is behind a full page was looked at in vain
     while True:  # ends: ``units`` falls by at least 1 each round
-        page = reader.get_messages(
-            topic, queue_id, at, min(page_records, units), PAGE_BYTES, None, hit=hit
-        )
+        try:
+            page = reader.get_messages(
+                topic, queue_id, at, min(page_records, units), PAGE_BYTES, None, hit=condition.hit
+            )
+        except RecordAwaited:
+            if at == offset:
+                raise
+            break
         page_records = min(PAGE_RECORDS, 2 * page_records)
         if page.status is not GetMessageStatus.FOUND:
             passed = (
@@ -64,7 +77,7 @@ def get_matching(  # noqa: PLR0913 - LogReader.get_messages and the condition
             if passed <= 0 or units <= 0 or at >= page.max_offset:
                 break
             continue
-        full_at = found.take(page, matches)
+        full_at = found.take(page, condition.matches)
         units -= page.next_offset - at
         at = page.next_offset if full_at is None else full_at
         scanned_bytes += int(page.sizes.sum())

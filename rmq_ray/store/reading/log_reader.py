@@ -12,10 +12,11 @@ offset, and a body with its CRC.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,10 +28,11 @@ from rmq_ray.codec.record import (
     OVERHEAD_BYTES,
     find_fault,
     headers_at,
+    texts_at,
 )
 from rmq_ray.codec.record_batch import Array, body_crcs
 from rmq_ray.codec.store_files import BLANK_SIZE, ENTRIES, ENTRY, ENTRY_BYTES
-from rmq_ray.errors import StoreMissing
+from rmq_ray.errors import RecordAwaited, StoreMissing
 from rmq_ray.model.checksum import crc32
 from rmq_ray.model.pulling import GetMessageStatus
 from rmq_ray.store.log.commit_log import CommitLog
@@ -38,7 +40,9 @@ from rmq_ray.store.log.quarantine import Quarantine
 from rmq_ray.store.queue.consume_queue import ConsumeQueue
 from rmq_ray.store.queue.consume_queue_ext import Hit
 from rmq_ray.store.queue.queue_table import QueueTable
+from rmq_ray.store.reading.page_cache import PAGE_BYTES_MAX, PAGE_RECORDS_MAX, CachedPage, PageCache
 
+logger = logging.getLogger("rmq_ray.store")
 FOREIGN_UNITS = 800  # max(16000, 20 * max_count) bytes of entries a pull
 OUR_UNITS = 8_192
 FOREIGN_CAPS = (32, 256 << 10)  # records, bytes of what is in memory
@@ -57,6 +61,24 @@ _NEAR_BYTES = (
 )
 RECENT_BYTES_MAX = 4_096
 _LOG_OFFSET_AT = 28  # in a record, 8 bytes: docs/file-format.md#record
+
+
+class Place(NamedTuple):
+    """Queue offset ``offset`` of a queue."""
+
+    topic: str
+    queue_id: int
+    offset: int
+
+    @property
+    def topic_in_record(self) -> bytes:
+        """As it stands in each of its records: TOPICLEN, topic."""
+        topic = self.topic.encode()
+        return bytes([len(topic)]) + topic
+
+
+Kept = tuple[list[int], list[Any], int | None]
+"""Sizes and buffers of sound records, up to the row of one that a copy is asked for."""
 
 
 def last_log_offset(records: Any, sizes: Sequence[int] | Array) -> int:
@@ -135,6 +157,19 @@ class LogReader:
         """Kept by the message store; None from the moment on when the log is cut or a topic
         goes.
         """
+        self._pages = PageCache()
+        self._awaits: Callable[[int | None], bool] = lambda _log_offset: False
+
+    def wait_for_copies(self, awaits: Callable[[int | None], bool]) -> None:
+        """``awaits(log offset)``: whether another copy is asked for the broken record there; None:
+        for any, as its entry is blank. Reads end in front of such a record.
+        """
+        self._awaits = awaits
+
+    def forget(self) -> None:
+        """The log was cut, or a topic goes: nothing that was read before is handed out again."""
+        self.recent = None
+        self._pages.forget()
 
     def get_messages(
         self,
@@ -153,28 +188,24 @@ class LogReader:
         ``codes``: tags codes wanted, None = all. ``foreign``: RocketMQ's caps apply. ``hit(store
         time, bit map)``: whether a record may be wanted, asked where there are extension units.
         """
-        found = (
-            self.recent_from(topic, queue_id, offset, max_count, max_bytes)
-            if codes is None and hit is None and not foreign
-            else None
-        )
-        if found is not None:
-            recent, low, high = found
-            return GetResult(
-                GetMessageStatus.FOUND,
-                high,
-                low,
-                high,
-                np.array(recent.sizes, np.int32),
-                [recent.data],
-            )
-        queue = self._queues.find(topic, queue_id)
+        plain = codes is None and hit is None
+        if plain and not foreign:
+            found = self.recent_from(topic, queue_id, offset, max_count, max_bytes)
+            if found is not None:
+                recent, low, high = found
+                sizes = np.array(recent.sizes, np.int32)
+                return GetResult(GetMessageStatus.FOUND, high, low, high, sizes, [recent.data])
+        queue, place = self._queues.find(topic, queue_id), Place(topic, queue_id, offset)
         if queue is None:
             return GetResult(GetMessageStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0)
         low, high = queue.min_offset, queue.max_offset
         outside = _outside(offset, low, high)
         if outside is not None:
             return outside
+        if plain and foreign:
+            paged = self._from_page(queue, place, max_count, max_bytes)
+            if paged is not None:
+                return paged
         units = (
             max(FOREIGN_UNITS, max_count)
             if foreign
@@ -189,13 +220,73 @@ class LogReader:
                 low,
                 high,
             )
-        if codes is not None or hit is not None:
+        if self._quarantine.count:
+            raw = self._before_blank(raw, offset)
+        if not plain:
             raw = queue.resolve(
                 raw, hit, next(iter(codes)) if codes else 0
             )  # a code that is not known any more counts as wanted
         if foreign:
             max_count, max_bytes = min(max_count, FOREIGN_CAPS[0]), min(max_bytes, FOREIGN_CAPS[1])
-        return self._read_entries(queue, offset, raw, max_count, max_bytes, codes, foreign)
+        return self._read_entries(queue, place, raw, max_count, max_bytes, codes, foreign)
+
+    def _before_blank(self, raw: bytes, offset: int) -> bytes:
+        """Entries in front of the first that stands in for a record which a copy is asked for."""
+        blank = np.flatnonzero(np.frombuffer(raw, ENTRIES)["size"] == BLANK_SIZE)
+        if not len(blank) or not self._awaits(None):
+            return raw
+        if not blank[0]:
+            raise RecordAwaited(f"a copy is asked for the record of queue offset {offset}", offset)
+        return raw[: int(blank[0]) * ENTRY_BYTES]
+
+    def _from_page(
+        self,
+        queue: ConsumeQueue,
+        place: Place,
+        max_count: int,
+        max_bytes: int,
+    ) -> GetResult | None:
+        """Records from a page that holds so many and more, read now where that is worth it. None:
+        the log is to be asked. RocketMQ hands out less of what is on disk, which is never in a
+        page.
+        """
+        offset = place.offset
+        max_count, max_bytes = min(max_count, FOREIGN_CAPS[0]), min(max_bytes, FOREIGN_CAPS[1])
+        page = self._pages.find(place[:2])
+        found = None if page is None else page.cut(offset, max_count, max_bytes)
+        if found is None:
+            if queue.max_offset - offset < 2 * max_count:
+                return None
+            page = self._read_page(queue, place)
+            found = None if page is None else page.cut(offset, max_count, max_bytes)
+        if page is None or found is None or page.log_offset < self._log.end - self._memory_bytes:
+            return None
+        sizes, data = found
+        low, high, after = queue.min_offset, queue.max_offset, offset + len(sizes)
+        return GetResult(GetMessageStatus.FOUND, after, low, high, sizes, [data])
+
+    def _read_page(self, queue: ConsumeQueue, place: Place) -> CachedPage | None:
+        """The page from there on; None where a record is missing or not sound."""
+        life, offset = self._pages.life, place.offset
+        raw = queue.read(offset, PAGE_RECORDS_MAX)
+        if not raw:
+            return None
+        (rows, offsets, sizes), _ = _choose_many(raw, PAGE_RECORDS_MAX, PAGE_BYTES_MAX, None)
+        if not len(rows) or int(rows[-1]) != len(rows) - 1:
+            return None  # blank entries stand between them
+        log_offset = int(offsets[0])
+        if log_offset < self._log.end - self._memory_bytes:
+            return None
+        kept, parts, _ = self._read_many(place, rows, offsets, sizes)
+        if len(kept) != len(rows):
+            return None
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        ends = [0, *np.cumsum(sizes).tolist()]
+        page = CachedPage(
+            offset, log_offset, sizes.astype(np.int32), ends, memoryview(data).toreadonly()
+        )
+        self._pages.keep(place[:2], page, life)
+        return page
 
     def recent_from(
         self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int
@@ -214,6 +305,16 @@ class LogReader:
         ):  # not visible yet, or not the last any more
             return None
         return recent, queue.min_offset, queue.max_offset
+
+    def is_sound(self, place: Place, entry: bytes) -> bool:
+        """Whether a queue's entry there points at the record that it promises."""
+        log_offset, size, _ = ENTRY.unpack(entry)
+        if not self._has_room(log_offset, size):
+            return False
+        data = self._log.read(log_offset, size)
+        return (
+            len(data) == size and _find_sound(data, log_offset, place, [0], [log_offset], [size])[0]
+        )
 
     def record_at(self, log_offset: int, limit: int) -> bytes | None:
         """The valid record that begins at ``log_offset`` below ``limit``, None when there is
@@ -259,14 +360,14 @@ class LogReader:
     def _read_entries(
         self,
         queue: ConsumeQueue,
-        offset: int,
+        place: Place,
         raw: bytes,
         max_count: int,
         max_bytes: int,
         codes: frozenset[int] | None,
         foreign: bool,
     ) -> GetResult:
-        scanned = len(raw) // ENTRY_BYTES
+        scanned, offset = len(raw) // ENTRY_BYTES, place.offset
         if scanned <= _FEW:
             (rows, offsets, sizes), scanned = _choose_few(raw, scanned, max_count, max_bytes, codes)
         else:
@@ -286,11 +387,18 @@ class LogReader:
             return result
         result.suggest_slave = self._log.end - int(offsets[-1]) > self._memory_bytes
         if len(rows) > _FEW:
-            kept, result.parts = self._read_many(offset, rows, offsets, sizes)
+            kept, result.parts, awaited = self._read_many(place, rows, offsets, sizes)
         else:
             if isinstance(rows, np.ndarray):
                 rows, offsets, sizes = rows.tolist(), offsets.tolist(), sizes.tolist()
-            kept, result.parts = self._read_records(offset, rows, offsets, sizes)
+            kept, result.parts, awaited = self._read_records(place, rows, offsets, sizes)
+        if awaited is not None:
+            result.next_offset = offset + awaited
+            if not kept:
+                raise RecordAwaited(
+                    f"a copy is asked for the record of queue offset {result.next_offset}",
+                    result.next_offset,
+                )
         result.sizes = np.array(kept, np.int32)
         result.status = GetMessageStatus.FOUND if kept else GetMessageStatus.MESSAGE_WAS_REMOVING
         if not kept:
@@ -315,9 +423,7 @@ class LogReader:
             total += size
         return len(offsets)
 
-    def _read_many(
-        self, offset: int, rows: Array, offsets: Array, sizes: Array
-    ) -> tuple[list[int], list[Any]]:
+    def _read_many(self, place: Place, rows: Array, offsets: Array, sizes: Array) -> Kept:
         """``_read_records`` of many: those that lie near one another are read and checked at once,
         and one by one only where that fails.
         """
@@ -330,31 +436,35 @@ class LogReader:
         parts: list[Any] = []
         for begin, end in pairwise(edges):
             span = (rows[begin:end], offsets[begin:end], sizes[begin:end])
-            found = self._read_span(offset, *span)
-            one_by_one = (
-                self._read_records(offset, *(values.tolist() for values in span))
+            found = self._read_span(place, *span)
+            sound, buffers, awaited = (
+                self._read_records(place, *(values.tolist() for values in span))
                 if found is None
-                else (span[2].tolist(), found)
+                else (span[2].tolist(), found, None)
             )
-            kept += one_by_one[0]
-            parts += one_by_one[1]
-        return kept, parts
+            kept += sound
+            parts += buffers
+            if awaited is not None:
+                return kept, parts, awaited
+        return kept, parts, None
 
     def _read_span(
-        self, offset: int, rows: Array, offsets: Array, sizes: Array
+        self, place: Place, rows: Array, offsets: Array, sizes: Array
     ) -> list[Any] | None:
         """Buffers of records that lie near one another, each of those that stand back to back; None
         when they are not all sound.
         """
         first, ends = int(offsets[0]), offsets + sizes
         length = int(ends[-1]) - first
-        if length > _SPAN_MAX:
+        if not 0 < length <= _SPAN_MAX or (sizes < OVERHEAD_BYTES).any():
             return None
+        if (offsets[1:] < ends[:-1]).any():
+            return None  # an entry is damaged: one by one
         try:
             data = self._log.read(first, length)
         except StoreMissing:
             return None
-        if len(data) != length or not _are_sound(data, first, offset + rows, offsets, sizes):
+        if len(data) != length or not _are_sound(data, first, place, rows, offsets, sizes):
             return None
         breaks = np.flatnonzero(offsets[1:] != ends[:-1])
         if not len(breaks):
@@ -367,21 +477,21 @@ class LogReader:
         ]
 
     def _read_records(
-        self, offset: int, rows: list[int], offsets: list[int], sizes: list[int]
-    ) -> tuple[list[int], list[Any]]:
-        """(sizes, buffers) of the records that are sound."""
+        self, place: Place, rows: list[int], offsets: list[int], sizes: list[int]
+    ) -> Kept:
+        """The records that are sound."""
         kept: list[int] = []
         parts: list[Any] = []
         for begin, end in self._spans(offsets, sizes):
             first, length = offsets[begin], offsets[end - 1] + sizes[end - 1] - offsets[begin]
             try:
-                data = self._log.read(first, length)
+                data = self._log.read(first, length) if length > 0 else b""
             except StoreMissing:
                 continue  # retention was faster
             if len(data) < length:
                 continue
             sound = _find_sound(
-                data, first, offset, rows[begin:end], offsets[begin:end], sizes[begin:end]
+                data, first, place, rows[begin:end], offsets[begin:end], sizes[begin:end]
             )
             if all(sound) and sum(sizes[begin:end]) == length:
                 kept += sizes[begin:end]
@@ -392,22 +502,35 @@ class LogReader:
                 if is_sound:
                     kept.append(sizes[at])
                     parts.append(view[offsets[at] - first : offsets[at] - first + sizes[at]])
-                else:
-                    record = bytes(view[offsets[at] - first : offsets[at] - first + sizes[at]])
-                    self._quarantine.add(
-                        offsets[at],
-                        sizes[at],
-                        find_fault(record, 0) or "it is not the record of its queue offset",
-                    )
-        return kept, parts
+                elif self._is_awaited(place.offset + rows[at], offsets[at], sizes[at]):
+                    return kept, parts, rows[at]
+        return kept, parts, None
+
+    def _is_awaited(self, queue_offset: int, log_offset: int, size: int) -> bool:
+        """Of a record that is not sound: it is listed; whether a copy is asked for it."""
+        if not self._has_room(log_offset, size):
+            logger.error(
+                "the entry of queue offset %d is damaged: no record has %d bytes at log offset %d",
+                queue_offset,
+                size,
+                log_offset,
+            )
+            return False
+        fault = find_fault(self._log.read(log_offset, size), 0)
+        self._quarantine.add(log_offset, size, fault or "it is not the record of its place")
+        return self._awaits(log_offset)
+
+    def _has_room(self, log_offset: int, size: int) -> bool:
+        """Whether a record of that size can lie there."""
+        return size >= OVERHEAD_BYTES and self._log.begin <= log_offset <= self._log.end - size
 
     def _spans(self, offsets: list[int], sizes: list[int]) -> list[tuple[int, int]]:
         """[begin, end) of entries that one read of the log covers."""
         count = len(offsets)
         segment_bytes = self._log.chain.segment_bytes
-        total = offsets[-1] + sizes[-1] - offsets[0]
-        if offsets[0] // segment_bytes == offsets[-1] // segment_bytes and total <= min(
-            _DENSE * sum(sizes), _SPAN_MAX
+        total, own = offsets[-1] + sizes[-1] - offsets[0], sum(sizes)
+        if offsets[0] // segment_bytes == offsets[-1] // segment_bytes and own <= total <= min(
+            _DENSE * own, _SPAN_MAX
         ):
             return [(0, count)]
         spans: list[tuple[int, int]] = []
@@ -415,9 +538,9 @@ class LogReader:
         for at in range(1, count):
             wanted += sizes[at]
             span = offsets[at] + sizes[at] - offsets[begin]
-            if offsets[at] // segment_bytes != offsets[begin] // segment_bytes or span > min(
-                _DENSE * wanted, _SPAN_MAX
-            ):
+            if offsets[at] // segment_bytes != offsets[
+                begin
+            ] // segment_bytes or not wanted <= span <= min(_DENSE * wanted, _SPAN_MAX):
                 spans.append((begin, at))
                 begin, wanted = at, sizes[at]
         spans.append((begin, count))
@@ -488,25 +611,30 @@ def _choose_many(
 def _find_sound(
     data: bytes,
     first: int,
-    offset: int,
+    place: Place,
     rows: Sequence[int],
     offsets: Sequence[int],
     sizes: Sequence[int],
 ) -> list[bool]:
     """Which records are what their entries say. ``data`` begins at log offset ``first``; entry
-    ``rows[i]`` has queue offset ``offset + rows[i]``.
+    ``rows[i]`` is so many behind ``place``.
     """
     sound: list[bool] = []
     view = memoryview(data)
+    topic = place.topic_in_record
     for row, log_offset, size in zip(rows, offsets, sizes, strict=True):
         at = log_offset - first
-        total, magic, crc, _, _, queue_offset, own_offset, sys_flag, _, _, _, _, _, _, body_len = (
+        if size < OVERHEAD_BYTES or not 0 <= at <= len(data) - size:
+            sound.append(False)  # the entry is damaged
+            continue
+        total, magic, crc, queue_id, _, queue_offset, own_offset, sys_flag, *_, body_len = (
             HEADER.unpack_from(data, at)
         )
         if (
             total != size
             or magic != MAGIC
-            or queue_offset != offset + row
+            or queue_id != place.queue_id
+            or queue_offset != place.offset + row
             or own_offset != log_offset
         ):
             sound.append(False)
@@ -514,14 +642,18 @@ def _find_sound(
             sound.append(find_fault(data, at) is None)
         else:
             body_at = at + HEADER_BYTES
+            body_end = body_at + body_len
             sound.append(
                 0 <= body_len <= size - OVERHEAD_BYTES
-                and crc32(view[body_at : body_at + body_len]) & CRC_MASK == crc
+                and data[body_end : body_end + len(topic)] == topic
+                and crc32(view[body_at:body_end]) & CRC_MASK == crc
             )
     return sound
 
 
-def _are_sound(data: bytes, first: int, queue_offsets: Array, offsets: Array, sizes: Array) -> bool:
+def _are_sound(
+    data: bytes, first: int, place: Place, rows: Array, offsets: Array, sizes: Array
+) -> bool:
     """Whether all records are what their entries say, and have IPv4 hosts."""
     starts = offsets - first
     head = headers_at(data, starts)
@@ -529,7 +661,8 @@ def _are_sound(data: bytes, first: int, queue_offsets: Array, offsets: Array, si
     good = (
         (head["total"] == sizes)
         & (head["log_offset"] == offsets)
-        & (head["queue_offset"] == queue_offsets)
+        & (head["queue_id"] == place.queue_id)
+        & (head["queue_offset"] == place.offset + rows)
         & (body_len <= sizes - OVERHEAD_BYTES)
     )
     if (
@@ -540,4 +673,9 @@ def _are_sound(data: bytes, first: int, queue_offsets: Array, offsets: Array, si
     ):
         return False
     starts += HEADER_BYTES
-    return bool((body_crcs(data, starts, starts + body_len) == head["crc"]).all())
+    ends, topic = starts + body_len, place.topic_in_record
+    if int(ends.max()) > len(data) - len(topic):
+        return False
+    return texts_at(data, ends, len(topic)) == topic * len(ends) and bool(
+        (body_crcs(data, starts, ends) == head["crc"]).all()
+    )

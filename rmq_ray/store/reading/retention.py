@@ -14,23 +14,40 @@
 Never the segment that is written to or one behind it; never one that a bulk read has pinned, until
 the pin's deadline; the first segment that stays ends the cycle. Decides that (``decide`` is pure),
 and the order: log first, then consume queues and index below the log's new beginning.
+
+A topic may keep less than the store does: its messages are not handed out any more once they are
+older.
+
+    entries of a queue    gone with the log | expired, still in the log | handed out
+    offsets               0                 log_min_offset              min_offset        max_offset
+
+The queues of such a topic begin at the first message that is younger than the topic's hours
+(``expire_topics``). Only what readers see moves; entries and records stay until their segment goes,
+so that Apache RocketMQ finds the store as it knows it. What a topic keeps is decided elsewhere.
+
+Invariant: a beginning is a function of the log, the time and the hours, nothing is written: after a
+restart it is found anew, and a topic that keeps more again shows what the log still has. A bulk
+read's pin holds a beginning where it is, until the pin's deadline.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
 from typing import NamedTuple
 
 from rmq_ray.clock import Clock
-from rmq_ray.config import StoreConfig
-from rmq_ray.errors import StoreError
+from rmq_ray.config import GIB, StoreConfig
+from rmq_ray.errors import StoreError, StoreFull
 from rmq_ray.files import DiskSpace, FileSystem
 from rmq_ray.store.log.segment_chain import SegmentChain
+from rmq_ray.store.queue.consume_queue import ConsumeQueue
 from rmq_ray.store.queue.index_service import IndexService
 from rmq_ray.store.queue.queue_table import QueueTable
+from rmq_ray.store.reading.log_reader import LogReader
+from rmq_ray.store.reading.record_lookup import first_stored_since, store_ms_at
 
 MANUAL_CYCLES = 20  # RocketMQ's MAX_MANUAL_DELETE_FILE_TIMES
 DELETE_PAUSE_MS = 100  # deleteCommitLogFilesInterval: unlinking 1 GiB blocks some file systems
@@ -236,6 +253,21 @@ class Retention:
         self._manual_cycles = 0
         self._cleaned_to = -1
 
+    def refusal(self) -> StoreFull:
+        """Why nothing is written while the disk is full."""
+        config = self._config
+        return StoreFull(
+            f"the disk of {config.path} is full: {self.disk}; sends are "
+            f"refused over {config.disk_full_ratio:.0%} with less than "
+            f"{config.disk_free_bytes_min / GIB:.1f} GiB free (disk_full_ratio, "
+            f"disk_free_bytes_min); free space or add a larger disk",
+            config.path,
+        )
+
+    def configure(self, config: StoreConfig) -> None:
+        """Settings were changed: the next cycle goes by these."""
+        self._config = config
+
     def request(self) -> None:
         """An administrator wants expired segments gone now, whatever the hour: the next 20 cycles
         delete.
@@ -283,3 +315,43 @@ class Retention:
                 break
             removed += 1
         return removed
+
+
+def expire_topics(
+    reader: LogReader,
+    queues: QueueTable,
+    visible: int,
+    now_ms: int,
+    hours: Mapping[str, int],
+    pinned_from: int | None,
+) -> int:
+    """Bring every queue's beginning to where it belongs; returns how many of them moved. ``hours``:
+    of each topic that keeps less than the store; ``pinned_from``: the lowest log offset that a bulk
+    read still needs.
+    """
+    moved = 0
+    for topic, _, queue in queues.all():
+        if topic in hours:
+            since_ms = now_ms - hours[topic] * _HOUR_MS
+            begin = _begin(reader, queue, visible, since_ms)
+            if begin > queue.min_offset and pinned_from is not None:
+                begin = max(queue.min_offset, min(begin, queue.first_at(pinned_from)))
+            moved += queue.hide_before(begin)
+        elif queue.hides:
+            moved += queue.hide_before(0)
+    return moved
+
+
+def _begin(reader: LogReader, queue: ConsumeQueue, visible: int, since_ms: int) -> int:
+    """The first queue offset stored at ``since_ms`` or later. Nearly always it is where it was: two
+    records tell. Where a record cannot be read it stays there.
+    """
+    low, at, high = queue.log_min_offset, queue.min_offset, queue.max_offset
+    before = store_ms_at(reader, queue, visible, at - 1) if at > low else None
+    here = store_ms_at(reader, queue, visible, at) if at < high else None
+    older_before = at == low or (before is not None and before < since_ms)
+    younger_here = at == high or (here is not None and here >= since_ms)
+    if older_before and younger_here:
+        return at
+    found = first_stored_since(reader, queue, visible, since_ms, low, high)
+    return at if found is None else found

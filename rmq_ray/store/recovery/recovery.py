@@ -20,7 +20,7 @@ import logging
 from dataclasses import dataclass, field
 
 from rmq_ray.codec.record import BLANK_BYTES_MIN, OVERHEAD_BYTES, RECORD_BYTES_OVER_BODY_MAX
-from rmq_ray.config import StoreConfig
+from rmq_ray.config import BODY_BYTES_MAX, StoreConfig
 from rmq_ray.errors import StoreMissing
 from rmq_ray.store.frames.frame_tracker import FrameTracker
 from rmq_ray.store.frames.log_scan import ScannedRecords, ScanResult, Stop, scan_buffer
@@ -71,7 +71,8 @@ class RecoveryReport:
 
 class LogRecovery:
     """Steps 2 and 3. ``durable``: everything below it was on disk once; ``same_boot``: no page of
-    the cache was lost; ``strict_from``: we wrote what begins there or later.
+    the cache was lost; ``strict_from``: we wrote what begins there or later; ``is_blind``: our
+    checkpoint is gone, and nobody knows what was on disk.
     """
 
     def __init__(
@@ -83,21 +84,30 @@ class LogRecovery:
         durable: int,
         same_boot: bool,
         strict_from: int,
+        is_blind: bool,
     ) -> None:
         self._chain = chain = parts.chain
-        self._target = Redispatcher(parts.queues, parts.index, parts.dispatcher)
+        self._target = Redispatcher(
+            parts.queues, parts.index, parts.dispatcher, parts.quarantine, holds=True
+        )
         self._frames = frames
         self._quarantine = parts.quarantine
-        self._record_max = config.body_bytes_max + RECORD_BYTES_OVER_BODY_MAX
+        self._record_max = BODY_BYTES_MAX + RECORD_BYTES_OVER_BODY_MAX
         self._durable = durable
         self._same_boot = same_boot
+        self._is_blind = is_blind
         self._check_crc = config.check_crc_on_recover
         self._strict_from = strict_from
         self._buffer = bytearray(min(BUFFER_BYTES, max(chain.segment_bytes, OVERHEAD_BYTES)))
 
     def run(self, begin: int, report: RecoveryReport) -> int:
         """Read from ``begin`` to the end of the log; returns that end."""
-        report.begin = at = begin
+        report.begin = begin
+        end = self._read(begin, report)
+        self._target.settle()
+        return end
+
+    def _read(self, at: int, report: RecoveryReport) -> int:
         while True:  # ends: at rises with every round, to the chain's end at the latest
             segment = self._chain.find(at)
             if segment is None or segment.end - at < BLANK_BYTES_MIN:
@@ -163,7 +173,8 @@ class LogRecovery:
         """Where valid records go on behind broken bytes that were sound once; None = the log ends
         here.
         """
-        if end >= self._durable and (stop is Stop.END or not self._same_boot):
+        may_end = end >= self._durable and (stop is Stop.END or not self._same_boot)
+        if may_end and not (self._is_blind and self._goes_on_behind(segment)):
             return None
         following = [later for later in self._chain.segments() if later.start >= segment.start]
         found = find_record(following, end, self._record_max)
@@ -173,6 +184,14 @@ class LogRecovery:
         self._quarantine.add(end, found - end, why)
         report.quarantined.append((end, found - end, why))
         return found
+
+    def _goes_on_behind(self, segment: Segment) -> bool:
+        """A later segment has records: what was being written when the power went lies there."""
+        return any(
+            self._has_record(later.start)
+            for later in self._chain.segments()
+            if later.start > segment.start
+        )
 
     def _has_record(self, log_offset: int) -> bool:
         segment = self._chain.find(log_offset)

@@ -1,26 +1,35 @@
 """After a crash: records that were found valid in the log go into consume queues and index again,
 many at a time.
 
-Decides: the grouping (per queue for the consume queues, log order for the index) and what a queue
-is that starts again at 0 (its topic was deleted and made anew: the old entries go). Does not
-decide: which records (``recovery``), the rules of who is queued and indexed under what
-(``dispatcher``, whose rules these are). Invariant: entries and items that exist already change
-nothing.
+    records ─by queue─> runs ─┬─ go on, behind a gap ──> appended; what lies around an unexplained
+                              │                          gap is listed, so that a copy is asked
+                              ├─ anew ─────────────────> the old entries go
+                              ├─ stray ────────────────> where a blank entry waits for it, if any
+                              └─ open ─────────────────> held until the queue's next records come
+
+Decides: the grouping (per queue for the consume queues, log order for the index) and what becomes
+of each run. Does not decide: which records (``recovery``), what a run is (``queue_runs``), the
+rules of who is queued and indexed under what (``dispatcher``, whose rules these are). Invariants:
+entries and items that exist already change nothing; no record, whatever place it names, keeps
+others out of theirs.
 """
 
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 
 import numpy as np
 
 from rmq_ray.codec.record_batch import Array
 from rmq_ray.codec.record_properties import ManyFacts, collect_facts, stored_facts
-from rmq_ray.codec.store_files import ENTRIES
+from rmq_ray.codec.store_files import BLANK_SIZE, ENTRIES, ENTRY, ENTRY_BYTES
 from rmq_ray.model.message import SysFlag
 from rmq_ray.model.topics import CODED_TOPICS, is_storable
 from rmq_ray.store.frames.frame_tracker import without_marks
 from rmq_ray.store.frames.log_scan import ScannedRecords
+from rmq_ray.store.log.quarantine import Quarantine
+from rmq_ray.store.queue.consume_queue import ConsumeQueue
 from rmq_ray.store.queue.dispatcher import Dispatcher
 from rmq_ray.store.queue.index_service import (
     IndexService,
@@ -29,19 +38,72 @@ from rmq_ray.store.queue.index_service import (
     hash_unique_keys,
 )
 from rmq_ray.store.queue.queue_table import QueueTable
+from rmq_ray.store.recovery.queue_runs import Run, judge_first_run, judge_run
 
 logger = logging.getLogger("rmq_ray.store")
+HELD_MAX = 1_000
+"""Records of a run that is open: longer ones belong where they say."""
+LISTED_BYTES_MAX = 64 << 20
+"""Of a log, around a gap: more is not compared with a copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedRows:
+    """Records of one queue in log order: their entries, queue offsets, store times."""
+
+    entries: Array
+    offsets: Array
+    store_ms: Array
+
+    @property
+    def first(self) -> int:
+        """Queue offset of the first."""
+        return int(self.offsets[0])
+
+    @property
+    def begin(self) -> int:
+        """Log offset of the first."""
+        return int(self.entries["log_offset"][0])
+
+    def end(self, row: int) -> int:
+        """Log offset behind a record."""
+        return int(self.entries["log_offset"][row]) + int(self.entries["size"][row])
+
+    def part(self, begin: int, end: int) -> QueuedRows:
+        """Rows [begin, end)."""
+        return QueuedRows(
+            self.entries[begin:end], self.offsets[begin:end], self.store_ms[begin:end]
+        )
+
+    def joined(self, more: QueuedRows) -> QueuedRows:
+        """These and what came later."""
+        return QueuedRows(
+            np.concatenate((self.entries, more.entries), dtype=ENTRIES),
+            np.concatenate((self.offsets, more.offsets)),
+            np.concatenate((self.store_ms, more.store_ms)),
+        )
 
 
 class Redispatcher:
-    """``index``: None when keys are not indexed."""
+    """``index``: None when keys are not indexed. ``holds``: open runs wait for the records of later
+    calls, until ``settle``.
+    """
 
     def __init__(
-        self, queues: QueueTable, index: IndexService | None, dispatcher: Dispatcher
+        self,
+        queues: QueueTable,
+        index: IndexService | None,
+        dispatcher: Dispatcher,
+        quarantine: Quarantine,
+        *,
+        holds: bool = False,
     ) -> None:
         self._queues = queues
         self._index = index
         self._dispatcher = dispatcher
+        self._quarantine = quarantine
+        self._holds = holds
+        self._held: dict[tuple[str, int], QueuedRows] = {}
 
     def add(self, records: ScannedRecords) -> None:
         """Queue and index valid records. On return readers see them; durable after the next
@@ -96,24 +158,103 @@ class Redispatcher:
         offsets, store_ms = group.queue_offsets, group.store_ms
         if not queued.all():
             entries, offsets, store_ms = entries[queued], offsets[queued], store_ms[queued]
-        if not len(offsets):
-            return
-        breaks = np.flatnonzero(np.diff(offsets) != 1) + 1
-        for begin, end in zip([0, *breaks.tolist()], [*breaks.tolist(), len(offsets)], strict=True):
+        if len(offsets):
+            held = self._held.pop((topic, queue_id), None)
+            rows = QueuedRows(entries, offsets, store_ms)
+            self._take(
+                topic, queue_id, rows if held is None else held.joined(rows), not self._holds
+            )
+
+    def settle(self) -> None:
+        """No more records will come: what is held goes where it belongs."""
+        for (topic, queue_id), rows in self._held.items():
+            self._take(topic, queue_id, rows, is_last=True)
+        self._held.clear()
+
+    def _take(self, topic: str, queue_id: int, rows: QueuedRows, is_last: bool) -> None:
+        """Run after run of one queue."""
+        offsets = rows.offsets
+        breaks = (np.flatnonzero(np.diff(offsets) != 1) + 1).tolist()
+        for begin, end in zip([0, *breaks], [*breaks, len(offsets)], strict=True):
+            run = rows.part(begin, end)
             queue = self._queues.get_or_create(topic, queue_id)
-            first = int(offsets[begin])
-            if (
-                first == 0
-                and queue.max_offset > 0
-                and int(entries["log_offset"][begin]) >= queue.max_log_offset
-            ):
-                logger.warning(
-                    "queue %s/%d starts again at 0: its topic was deleted and made anew",
-                    topic,
-                    queue_id,
-                )
-                queue.delete()
-            queue.append(first, entries[begin:end].tobytes(), store_ms[begin:end])
+            following = int(offsets[end]) if end < len(offsets) else None
+            kind = self._kind(queue, run, following, is_last)
+            if kind is Run.OPEN:
+                self._held[topic, queue_id] = run
+            elif kind is Run.STRAY:
+                self._put_stray(topic, queue_id, queue, run)
+            else:
+                if kind is Run.GAP:
+                    self._list_gap(topic, queue_id, queue, run)
+                if kind is Run.ANEW:
+                    logger.warning(
+                        "queue %s/%d starts again at 0: its topic was deleted and made anew",
+                        topic,
+                        queue_id,
+                    )
+                    queue.delete()
+                elif queue.max_offset > run.first and run.begin >= queue.max_log_offset:
+                    self._contest(topic, queue_id, queue, run)
+                queue.append(run.first, run.entries.tobytes(), run.store_ms)
+
+    def _kind(
+        self, queue: ConsumeQueue, run: QueuedRows, following: int | None, is_last: bool
+    ) -> Run:
+        expected, count = queue.max_offset, len(run.offsets)
+        is_last = is_last or count > HELD_MAX
+        if queue.is_new:
+            return judge_first_run(run.first, count, following, is_last=is_last)
+        if run.first == expected or run.begin < queue.max_log_offset:
+            return Run.GOES_ON
+        if 0 < run.first < expected < run.first + count:
+            return Run.GOES_ON
+        explained = self._quarantine.count_in(queue.max_log_offset, run.begin) > 0
+        return judge_run(expected, run.first, following, explained=explained, is_last=is_last)
+
+    def _list_gap(self, topic: str, queue_id: int, queue: ConsumeQueue, run: QueuedRows) -> None:
+        """Somewhere between the queue's last record and this one, this one included, a record names
+        a wrong place; unless as many are known to be broken there.
+        """
+        missing = run.first - queue.max_offset
+        if self._quarantine.count_in(queue.max_log_offset, run.begin) < missing:
+            fault = f"in it {missing} records of queue {topic}/{queue_id} are missing"
+            self._list(queue.max_log_offset, run.end(0), fault)
+
+    def _contest(self, topic: str, queue_id: int, queue: ConsumeQueue, run: QueuedRows) -> None:
+        """The first records of a run name offsets that others had before them: blank ones are
+        filled, and of two records a copy tells which is right.
+        """
+        last = queue.max_offset - run.first - 1
+        self._put_stray(topic, queue_id, queue, run.part(0, last + 1))
+        entry = queue.read(run.first, 1)
+        log_offset, size, _ = ENTRY.unpack(entry) if entry else (run.begin, 0, 0)
+        if log_offset < run.begin and size != BLANK_SIZE:
+            fault = f"in it two records name offset {run.first} of queue {topic}/{queue_id}"
+            self._list(log_offset, run.end(last), fault)
+
+    def _list(self, begin: int, end: int, fault: str) -> None:
+        if end - begin <= LISTED_BYTES_MAX:
+            self._quarantine.add(begin, end - begin, fault)
+        else:
+            logger.error("log offsets %d to %d are not compared with a copy: %s", begin, end, fault)
+
+    def _put_stray(self, topic: str, queue_id: int, queue: ConsumeQueue, run: QueuedRows) -> None:
+        data = run.entries.tobytes()
+        filled = sum(
+            queue.fill_blank(offset, data[at * ENTRY_BYTES : (at + 1) * ENTRY_BYTES])
+            for at, offset in enumerate(run.offsets.tolist())
+        )
+        if filled < len(run.offsets):
+            logger.error(
+                "%d records from log offset %d on name queue %s/%d from %d on, which goes on at %d",
+                len(run.offsets) - filled,
+                run.begin,
+                topic,
+                queue_id,
+                run.first,
+                queue.max_offset,
+            )
 
     def _put(
         self,

@@ -29,7 +29,7 @@ from dataclasses import replace
 
 from rmq_ray.codec.record import HEADER_BYTES, RECORD_BYTES_OVER_BODY_MAX
 from rmq_ray.codec.store_files import COMMIT_LOG, OURS
-from rmq_ray.config import FlushMode
+from rmq_ray.config import BODY_BYTES_MAX, FlushMode
 from rmq_ray.errors import LogDiverged, StoreCorrupt, StoreError, StoreFull, StoreMissing
 from rmq_ray.files import FileSystem
 from rmq_ray.store.frames.deduplication import DeduplicationCache
@@ -48,10 +48,9 @@ from rmq_ray.store.log.quarantine import Quarantine
 from rmq_ray.store.log.segment_chain import Segment, SegmentChain, bytes_behind
 from rmq_ray.store.log.transient_pool import TransientPool
 from rmq_ray.store.queue.consume_queue_ext import ExtSettings
-from rmq_ray.store.queue.dispatcher import Dispatcher, bit_maps_from
+from rmq_ray.store.queue.dispatcher import Dispatcher, Visibility, bit_maps_from
 from rmq_ray.store.queue.index_service import IndexService
 from rmq_ray.store.queue.queue_table import QueueTable, deleted_topics
-from rmq_ray.store.queue.visibility import Visibility
 from rmq_ray.store.reading.log_reader import LogReader
 from rmq_ray.store.reading.retention import Retention
 from rmq_ray.store.recovery.checkpoint import (
@@ -69,6 +68,8 @@ from rmq_ray.store.recovery.store_parts import StoreParts, Surroundings
 
 logger = logging.getLogger("rmq_ray.store")
 
+SENT_AGAIN_MS = 20_000
+"""A producer whose time-out is no longer ends its tries within this time."""
 _RECOVERED_SEGMENTS = 3  # RocketMQ reads the last three after a clean stop
 
 
@@ -95,10 +96,11 @@ def restart(
     seen = max(durable, queues.max_log_offset())
     scan = LogRecovery(
         parts,
-        FrameTracker(parts.windows, around.clock.now_ms() - config.deduplication_keep_ms),
+        FrameTracker(parts.windows),
         config,
         durable=durable,
         same_boot=same_boot,
+        is_blind=ours is None,
         strict_from=_ours_from(parts.epochs),
     )
     report.end = scan.run(begin, report)
@@ -112,7 +114,6 @@ def restart(
     )
     report.sound = judge(files, root, power_lost or (cut_at is None and report.end < durable))
     _settle_epoch(around, identity, parts.epochs, report, report.end < seen)
-    parts.windows.expire(around.clock.now_ms())
     _make_room(chain, report.end)
     parts.visibility.moved_to(report.end, report.last_ms, report.last_record)
     report.duration_ms = around.clock.monotonic_ms() - started_ms
@@ -158,9 +159,9 @@ def _build(
     quarantine.load()
     epochs = EpochFile(f"{ours}/epochs", files)
     epochs.load()
-    dispatcher = Dispatcher(queues, index, around.delay_ms, around.delay_level_max)
-    if around.bit_mapper is not None and config.consume_queue_ext:
-        dispatcher.bit_maps = bit_maps_from(log, around.bit_mapper)
+    dispatcher = Dispatcher(queues, index, around.rules)
+    if around.rules.bit_mapper is not None and config.consume_queue_ext:
+        dispatcher.bit_maps = bit_maps_from(log, around.rules.bit_mapper)
     return StoreParts(
         chain,
         log,
@@ -220,7 +221,7 @@ def _choose_begin(
     if not chain.end:
         return 0, index
     report.way = "RocketMQ's rule"
-    return rocketmq_begin(chain, theirs, queues_end, unclean, around.config.body_bytes_max), index
+    return rocketmq_begin(chain, theirs, queues_end, unclean, BODY_BYTES_MAX), index
 
 
 def _load_index(around: Surroundings, limit_ms: int | None) -> IndexService | None:
@@ -253,7 +254,7 @@ def rocketmq_begin(
     body_bytes_max: int,
 ) -> int:
     """Where RocketMQ would begin (docs/file-format.md#recovery), but never behind what the queues
-    hold.
+    hold, nor behind a frame that its producer may send again.
     """
     used = [
         (segment, stored_ms)
@@ -270,7 +271,7 @@ def rocketmq_begin(
             (
                 segment.start
                 for segment, stored_ms in reversed(used)
-                if stored_ms <= theirs.trusted_ms
+                if stored_ms <= theirs.trusted_ms - SENT_AGAIN_MS
             ),
             chain.begin,
         )

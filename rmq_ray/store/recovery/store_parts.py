@@ -7,7 +7,6 @@ replication and the checkpoints work on the same parts. Decides nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from rmq_ray.clock import Clock
@@ -18,29 +17,22 @@ from rmq_ray.store.log.commit_log import CommitLog
 from rmq_ray.store.log.log_lineage import EpochFile
 from rmq_ray.store.log.quarantine import Quarantine
 from rmq_ray.store.log.segment_chain import SegmentChain
-from rmq_ray.store.queue.dispatcher import BitMapper, Dispatcher
+from rmq_ray.store.queue.dispatcher import Dispatcher, DispatchRules, Visibility
 from rmq_ray.store.queue.index_service import IndexService
 from rmq_ray.store.queue.queue_table import QueueTable
-from rmq_ray.store.queue.visibility import Visibility
 from rmq_ray.store.reading.log_reader import LogReader
 from rmq_ray.store.reading.retention import Retention
-
-DelayOfLevel = Callable[[int], int | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a store is opened with. ``delay_ms``: milliseconds of a delay level; ``boot_id``: of the
-    kernel that runs now.
-    """
+    """What a store is opened with. ``boot_id``: of the kernel that runs now."""
 
     config: StoreConfig
     files: FileSystem
     clock: Clock
     boot_id: str
-    delay_ms: DelayOfLevel
-    delay_level_max: int
-    bit_mapper: BitMapper | None = None
+    rules: DispatchRules
     follows: bool = False
     """The log is to be a copy of another's: epochs begin there."""
     new_epoch: int | None = None

@@ -115,17 +115,20 @@ def _keep_whole(found: CheckedPiece, records: ScannedRecords, base: int, stop: S
 
 
 def whole_records(
-    data: bytes, log_offset: int, record_max: int, segment_end: int
-) -> ScannedRecords | None:
-    """The records that fill ``data`` exactly, but for what ends a full segment; None where anything
-    else is in it.
+    data: bytes, log_offset: int, record_max: int, segment_end: int, *, is_all: bool
+) -> tuple[ScannedRecords, int] | None:
+    """The whole records at the beginning of ``data``, and how many bytes they and what ends a full
+    segment take. None where there are none, or anything else is in it. ``is_all``: they must fill
+    ``data`` exactly; else its last record may lie in it only in part.
     """
     found = scan_buffer(memoryview(data), log_offset, record_max, True, strict_from=0)
-    end, room = log_offset + len(data), segment_end - found.end
+    reached, end, room = found.end, log_offset + len(data), segment_end - found.end
     if (
         found.stop is Stop.BLANK
         and end == segment_end
         and data[-room:] == BLANK.pack(room, BLANK_MAGIC).ljust(room, b"\0")
     ):
-        end = found.end
-    return found.records if len(found.records) and found.end == end else None
+        reached = end
+    if reached == log_offset or not (reached == end or (not is_all and found.stop is Stop.MORE)):
+        return None
+    return found.records, reached - log_offset

@@ -13,17 +13,6 @@ one thread, ``check`` and ``advance`` in another, beside readers.
 Invariants: the log is a prefix of its master's in every moment, a kill in between leaves a shorter
 prefix; clients' appends are refused; epochs are those of the master. To be written to, the store is
 opened anew as a ``MessageStore``, which begins an epoch.
-
-A broken stretch of a copy is made whole again with its master's bytes, in place:
-
-    listed in quarantine ──the master's bytes are whole records, as long──> written over it, synced
-    ──> blank entries of queues filled ──> taken off the list
-
-Only within one segment, 16 MiB at most. Nothing outside of a listed stretch is written over, and
-what is taken off the list is there byte for byte as the master has it; a stretch is on the list
-until its bytes are on disk, so a death at any step leaves what there was, or a whole record that
-the next call takes off. What was broken when the queues were made gets its entry, no keys in the
-index.
 """
 
 from __future__ import annotations
@@ -36,7 +25,7 @@ from typing import Any, ClassVar
 
 from rmq_ray.codec.record import RECORD_BYTES_OVER_BODY_MAX
 from rmq_ray.codec.record_batch import Array
-from rmq_ray.codec.store_files import ENTRY
+from rmq_ray.config import BODY_BYTES_MAX
 from rmq_ray.errors import LogDiverged, StoreCorrupt, StoreError, StoreFailed, StoreUnwritable
 from rmq_ray.files import Bytes
 from rmq_ray.store.frames.frame_tracker import FrameTracker
@@ -49,16 +38,11 @@ from rmq_ray.store.recovery.recovery import RecoveryReport
 from rmq_ray.store.recovery.redispatch import Redispatcher
 from rmq_ray.store.recovery.restart import cut_lists, finish_truncation, mark_truncation
 from rmq_ray.store.recovery.store_parts import StoreParts
-from rmq_ray.store.replication.follower_check import (
-    Broken,
-    CheckedPiece,
-    check_piece,
-    whole_records,
-)
+from rmq_ray.store.replication.follower_check import Broken, CheckedPiece, check_piece
 from rmq_ray.store.replication.log_source import Tail, shorter_tails, tail_of
+from rmq_ray.store.replication.mending import mend_stretch, mendable
 
 logger = logging.getLogger("rmq_ray.store")
-STRETCH_BYTES_MAX = 16 << 20
 CATCH_UP_BYTES = 8 << 20
 FRAME_BYTES_MAX = 48 << 20
 
@@ -96,11 +80,11 @@ class FollowerStore(MessageStore):
 
     def tail(self) -> Tail:
         """The last bytes of the log, for the master to compare."""
-        return tail_of(self.readable(), self.end_offset, self._config.body_bytes_max)
+        return tail_of(self.readable(), self.end_offset, BODY_BYTES_MAX)
 
     def shorter_tails(self, tail: Tail) -> list[Tail]:
         """What of it to compare where the master has other bytes in it; see ``log_source``."""
-        return shorter_tails(self.readable(), tail, self._config.body_bytes_max)
+        return shorter_tails(self.readable(), tail, BODY_BYTES_MAX)
 
     def follow(self, lineage: Lineage) -> None:
         """Before the first bytes of a master: take over its epochs; begin where its log does if
@@ -133,7 +117,7 @@ class FollowerStore(MessageStore):
         """Which of these bytes of the master's log, which begin at ``log_offset``, may be taken.
         Nothing is written; any thread.
         """
-        record_max = self._config.body_bytes_max + RECORD_BYTES_OVER_BODY_MAX
+        record_max = BODY_BYTES_MAX + RECORD_BYTES_OVER_BODY_MAX
         return check_piece(
             memoryview(data), log_offset, self._config.segment_bytes, record_max, broken
         )
@@ -233,27 +217,21 @@ class FollowerStore(MessageStore):
         """
         return mendable(self.readable())
 
-    def mend(self, log_offset: int, data: bytes) -> bool:
-        """Put the master's bytes in the place of a broken stretch; see ``mend_stretch``."""
+    def mend(self, log_offset: int, data: bytes) -> int:
+        """Put the master's bytes in the place of a broken stretch; how many were taken, see
+        ``mend_stretch``.
+        """
         with self._taking, self._showing:
-            parts = self.readable()
-            with parts.visibility.lock:
-                parts.reader.recent = None
-                return mend_stretch(
-                    parts,
-                    log_offset,
-                    data,
-                    self._config.body_bytes_max + RECORD_BYTES_OVER_BODY_MAX,
-                    parts.visibility.offset,
-                )
+            return mend_stretch(self.readable(), log_offset, data, appends=True).taken
 
     def _cut(self, parts: StoreParts, log_offset: int) -> None:
         visibility = parts.visibility
         with visibility.lock:
-            parts.reader.recent = None
+            parts.reader.forget()
             visibility.moved_to(min(visibility.offset, log_offset), visibility.last_ms, -1)
             self.opened_end = min(self.opened_end, log_offset)
             parts.queues.truncate_from(log_offset)
+            parts.reader.forget()  # what was read meanwhile, too
             parts.windows.cut_from(log_offset)
             cut_lists(log_offset, parts.epochs, parts.quarantine, parts.index)
             parts.chain.cut_from(log_offset)
@@ -352,9 +330,7 @@ class FollowerStore(MessageStore):
     ) -> None:
         """Queue, index, announce; everything below ``end`` is visible then."""
         target, visibility = _Arrivals(parts), parts.visibility
-        frames = FrameTracker(
-            parts.windows, self._clock.now_ms() - self._config.deduplication_keep_ms
-        )
+        frames = FrameTracker(parts.windows)
         last_ms, last_record = visibility.last_ms, visibility.last_record
         try:
             with visibility.lock:
@@ -389,7 +365,7 @@ class _Arrivals(Redispatcher):
     """Notes what arrived in which queue."""
 
     def __init__(self, parts: StoreParts) -> None:
-        super().__init__(parts.queues, parts.index, parts.dispatcher)
+        super().__init__(parts.queues, parts.index, parts.dispatcher, parts.quarantine)
         self.arrivals: list[tuple[str, int, int, list[int]]] = []
 
     def _queue(
@@ -400,64 +376,3 @@ class _Arrivals(Redispatcher):
             self.arrivals.append(
                 (topic, queue_id, int(group.queue_offsets[queued][-1]) + 1, codes[queued].tolist())
             )
-
-
-def mendable(parts: StoreParts) -> list[tuple[int, int]]:
-    """(log offset, bytes) of what is in quarantine and may be mended, in log order."""
-    found = []
-    for offset, size, _ in sorted(parts.quarantine.entries()):
-        segment = parts.chain.find(offset)
-        if (
-            segment is not None
-            and 0 < size <= STRETCH_BYTES_MAX
-            and offset + size <= min(segment.end, parts.log.committed)
-        ):
-            found.append((offset, size))
-    return found
-
-
-def mend_stretch(
-    parts: StoreParts, log_offset: int, data: bytes, record_max: int, visible: int
-) -> bool:
-    """Put the master's bytes of a stretch in its place; False where they are no better.
-    ``visible``: up to where queues have been made. Durable on return; raises the store's errors.
-    """
-    segment = parts.chain.find(log_offset)
-    if segment is None or (log_offset, len(data)) not in mendable(parts):
-        return False
-    records = whole_records(data, log_offset, record_max, segment.end)
-    if records is None:
-        return False
-    if segment.read(log_offset, len(data)) != data:
-        segment.write(data, log_offset)
-    segment.file.datasync()
-    if log_offset < visible:
-        before = parts.dispatcher.store_ms
-        _Blanks(parts.queues, None, parts.dispatcher).add(records)
-        parts.dispatcher.store_ms = before
-        parts.queues.flush_all()
-    parts.quarantine.remove(log_offset)
-    logger.warning(
-        "%d bytes of the log at offset %d were broken and are whole again: %d records of the "
-        "master",
-        len(data),
-        log_offset,
-        len(records),
-    )
-    return True
-
-
-class _Blanks(Redispatcher):
-    """Fills entries that stand in for records that were broken; what has its entry keeps it."""
-
-    def _queue(
-        self, topic: str, queue_id: int, group: ScannedRecords, codes: Array, queued: Array
-    ) -> None:
-        queue = self._queues.get_or_create(topic, queue_id)
-        for row in queued.nonzero()[0].tolist():
-            offset, start = int(group.queue_offsets[row]), int(group.starts[row])
-            entry = ENTRY.pack(group.base + start, int(group.ends[row]) - start, int(codes[row]))
-            if offset >= queue.max_offset:
-                queue.append(offset, entry, int(group.store_ms[row]))
-            else:
-                queue.fill_blank(offset, entry)

@@ -15,10 +15,13 @@ as long as the locks are held.
 from __future__ import annotations
 
 import json
+import logging
 
 from rmq_ray.codec.store_files import OURS
-from rmq_ray.errors import StoreCorrupt, StoreForeign, StoreMissing
+from rmq_ray.errors import StoreCorrupt, StoreError, StoreForeign, StoreMissing
 from rmq_ray.files import DirectoryLock, FileSystem
+
+logger = logging.getLogger("rmq_ray.store")
 
 
 class StoreLock:
@@ -91,8 +94,13 @@ class StoreLock:
         return False
 
     def mark_stopped(self) -> None:
-        """Remove the abort file: everything was flushed."""
-        self._files.remove_whole(f"{self._root}/abort")
+        """Remove the abort file: everything was flushed. A disk that refuses costs a recovery."""
+        try:
+            self._files.remove_whole(f"{self._root}/abort")
+        except StoreError as error:
+            logger.warning(
+                "the next start takes this stop of %s for a crash: %s", self._root, error
+            )
 
     def _check(self, path: str, expected: str | None, broker_name: str) -> str:
         try:

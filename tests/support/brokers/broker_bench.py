@@ -13,7 +13,7 @@ from typing import Any
 import msgpack
 
 from rmq_ray.clock import ManualClock
-from rmq_ray.codec.frame_encoder import encode_frame
+from rmq_ray.codec.record_batch import encode_frame
 from rmq_ray.config import BrokerConfig, FlushMode, StoreConfig
 from rmq_ray.errors import RmqError
 from rmq_ray.model.groups import (
@@ -39,12 +39,14 @@ from rmq_ray.remoting.wire.records import (
     unpack_send_answer,
 )
 from rmq_ray.server.base.identity import Identity
+from rmq_ray.server.base.offload import Waiting
 from rmq_ray.server.core.broker_core import BrokerCore
 from tests.support.clients.inline_hold import InlineHold
 from tests.support.faults.fake_peer import FakePeer
 
 HOST = ("10.0.0.1", 10911)
 WAIT_S = 10.0
+WAITING_MAX = 256
 
 
 class ManualOffload:
@@ -74,6 +76,9 @@ class ManualOffload:
 
     def post(self, call: Callable[[], None]) -> None:
         self._posted.put(call)
+
+    def waiting(self) -> Waiting:
+        return Waiting(len(self._work), 0, WAITING_MAX)
 
     def drain(self) -> None:
         """Run what was posted so far."""
@@ -117,7 +122,7 @@ class Bench:
             HOST,
             self.clock,
             self.offload,
-            lambda on_wake: InlineHold(on_wake, self.clock),
+            lambda on_wake, _max_offset: InlineHold(on_wake, self.clock),
         )
         self.started: list[RmqError | None] = []
         self._sequence = 0
@@ -166,7 +171,7 @@ class Bench:
             answer = answers[0]
         return answer
 
-    def frame(  # noqa: PLR0913 - a frame's parts
+    def frame(
         self,
         topic: str,
         queue_id: int = 0,
@@ -190,7 +195,7 @@ class Bench:
             )
         )
 
-    def send(  # noqa: PLR0913 - a frame's parts
+    def send(
         self,
         topic: str = "orders",
         queue_id: int = 0,

@@ -215,7 +215,8 @@ class ElectedCluster(LiveCluster):
             await asyncio.sleep(0.005)
         await self.replicas[best.replica].registered(WAIT_S)
         for number in list(self.replicas):
-            await self.replicas[number].attend(self.told)
+            if number in self.replicas:  # else it was killed meanwhile
+                await self.replicas[number].attend(self.told)
 
     async def _watch(self) -> None:
         """Elect when the master is not there, or not serving."""
@@ -223,7 +224,7 @@ class ElectedCluster(LiveCluster):
             await asyncio.sleep(0.05)
             broker = self.replicas.get(self.told.master) if self.told.master is not None else None
             if broker is None or broker.report().role is not Role.MASTER:
-                with contextlib.suppress(AssertionError):
+                with contextlib.suppress(AssertionError, KeyError, TimeoutError):
                     await asyncio.wait_for(self._elect(None), WAIT_S)
 
 

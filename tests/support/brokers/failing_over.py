@@ -48,21 +48,25 @@ def replaced(mq: rmq.Cluster, old: int, timeout_s: float = 40.0) -> dict[str, An
     return eventually(check, timeout_s)
 
 
+def complete(mq: rmq.Cluster) -> dict[str, Any]:
+    """The election, once somebody is master and every replica is in the set; others may send."""
+    return eventually(lambda: _complete(election(mq)), 60)
+
+
 def settled(mq: rmq.Cluster) -> dict[str, Any]:
-    """The election, once somebody is master and every replica is in the set, with the same log."""
+    """The same, and all have the same log: nobody may send meanwhile."""
 
     def check() -> dict[str, Any] | None:
-        found = election(mq)
-        ends = {row.get("end") for row in found["replicas"].values()}
-        return (
-            found
-            if found["serving"]
-            and len(found["sync_state_set"]) == len(found["replicas"])
-            and len(ends) == 1
-            else None
-        )
+        found = _complete(election(mq))
+        ends = {row.get("end") for row in found["replicas"].values()} if found else ()
+        return found if len(ends) == 1 else None
 
     return eventually(check, 60)
+
+
+def _complete(found: dict[str, Any]) -> dict[str, Any] | None:
+    in_set = len(found["sync_state_set"]) == len(found["replicas"])
+    return found if found["serving"] and in_set else None
 
 
 def pid_of(mq: rmq.Cluster, replica: int) -> int:

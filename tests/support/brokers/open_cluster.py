@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +32,33 @@ from rmq_ray.server.broker.broker import Broker
 from rmq_ray.server.namesrv.name_server_runner import NameServerRunner
 from tests.support.certificates import Certificates
 
+ROOT = Path(__file__).resolve().parents[3]
 SECRET = b"interop"
 CLUSTER = "interop"
+SEGMENT_BYTES = 64 << 20
+"""A log of the default size takes 2 GiB of disk; many of these clusters live beside one another."""
+
+
+@contextmanager
+def opened(
+    directory: Path, lives_s: int, masters: int = 1, **settings: object
+) -> Iterator[tuple[str, int]]:
+    """This module in a process of its own; yields the name server's address and the process id.
+    ``settings``: of the brokers.
+    """
+    arguments = (directory, "async", lives_s, json.dumps(settings), masters)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.support.brokers.open_cluster", *map(str, arguments)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip(), process.pid
+    finally:
+        process.kill()
+        process.communicate(timeout=30)
 
 
 async def serve(
@@ -55,7 +83,7 @@ async def serve(
     for name in ("broker-a", "broker-b")[:masters]:
         folder = "store" if masters == 1 else name
         config = BrokerConfig(
-            StoreConfig(f"{directory}/{folder}", flush=flush),
+            StoreConfig(f"{directory}/{folder}", flush=flush, segment_bytes=SEGMENT_BYTES),
             cluster_name=CLUSTER,
             broker_name=name,
             foreign=ForeignClients.OPEN,
@@ -65,7 +93,8 @@ async def serve(
         broker = Broker(config, SYSTEM_CLOCK, Credentials(CLUSTER, "broker", SECRET))
         await broker.start(create=True)
         brokers.append(broker)
-    await asyncio.sleep(0.3)
+    for broker in brokers:
+        await broker.registered(20)
     print(runner.address, flush=True)
     await asyncio.sleep(seconds)
 

@@ -10,14 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rmq_ray.client.consumer.assigned_queue import AssignedQueue, AssignedQueues, ReadyBatch
+from rmq_ray.client.consumer.assigned_queue import (
+    AssignedQueue,
+    AssignedQueues,
+    FlowControl,
+    ReadyBatch,
+)
 from rmq_ray.client.consumer.consumer_parts import ConsumerParts
-from rmq_ray.client.consumer.flow_control import FlowControl
 from rmq_ray.client.consumer.offset_store import RemoteOffsetStore
 from rmq_ray.client.consumer.puller import Puller
 from rmq_ray.client.consumer.rebalancer import Rebalancer
 from rmq_ray.client.consumer.subscriptions import SubscriptionTable
-from rmq_ray.client.instance.delayed import DelayedCalls
+from rmq_ray.client.instance.timers import DelayedCalls
 from rmq_ray.client.messages.listener import ConsumeContext
 from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.client.push.consume_concurrently import ConcurrentConsumption
@@ -70,6 +74,7 @@ class ConsumerRig:
             cut_messages=cut_messages,
         )
         self.puller = Puller(self.parts, self)
+        self.puller.begin(self.submit)
         self.send_back = RetrySender(self.client, "g", self.parts.retries_max, self.clock)
         self.consumption = ConcurrentConsumption(
             self.parts, listener, self.send_back, self.puller.resume_if_drained

@@ -19,7 +19,7 @@ from rmq_ray.codec.record import Record, encode_record
 from rmq_ray.errors import ConnectFailed, RemotingError
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.model.topics import BrokerData, QueueData, TopicRoute
-from rmq_ray.protocol.routing.similar_topics import similar_topics
+from rmq_ray.protocol.routing.route_table import similar_topics
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.records import PullRecords, pack_pull_answer, unpack_pull
 
@@ -76,6 +76,7 @@ class ScriptedClient(ClientInstance):
         self.client_id = "10.0.0.9@1#1"
         self.known: dict[str, TopicRoute] = {}
         self.routes = RouteCache(lambda topic, _until_ms: self.known.get(topic))
+        self.link: Any = self
         self.sent: list[tuple[Address, Command]] = []
         self.pulls: list[WaitingPull] = []
         self.answers: dict[int, Answer] = {}

@@ -328,6 +328,7 @@ class CrashFileSystem(FileSystem):
         self.names[target] = self.names.pop(source)
 
     def unlink(self, path: str) -> None:
+        self.raise_fault("unlink", path)
         self.names.pop(path, None)
 
     def remove_dir(self, path: str) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from rmq_ray.codec.record import decode_record
 from rmq_ray.config import BrokerConfig, StoreConfig
 from rmq_ray.errors import RmqError
 from rmq_ray.model.ids import Address
@@ -22,6 +23,7 @@ from rmq_ray.remoting.wire.headers import CreateTopicHeader
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.core.broker_core import BrokerCore
 from rmq_ray.store.front.message_store import MessageStore
+from rmq_ray.store.queue.dispatcher import DispatchRules
 from tests.support.clients.inline_hold import InlineHold
 from tests.support.faults.crash_fs import CrashFileSystem
 from tests.support.faults.fake_peer import FakePeer
@@ -73,6 +75,17 @@ class SimStore(MessageStore):
         )
         return result
 
+    def append_frame(self, records: Any, sizes: Any, *args: Any, **kwargs: Any) -> Any:
+        result = super().append_frame(records, sizes, *args, **kwargs)
+        at = 0
+        for row, size in enumerate([] if result.repeat else sizes):
+            body = decode_record(bytes(records[at : at + size]), 0).body
+            self.ledger.stored(
+                self.name, result.topic, result.queue_id, result.base_queue_offset + row, body, 0
+            )
+            at += size
+        return result
+
 
 class SimCore(BrokerCore):
     """Its store is a ``SimStore``."""
@@ -87,8 +100,10 @@ class SimCore(BrokerCore):
             broker_name=self.identity.name,
             store_host=self._store_host,
             files=self._files,
-            delay_ms=lambda level: levels.delay_ms(level) if 1 <= level <= levels.highest else None,
-            delay_level_max=levels.highest,
+            rules=DispatchRules(
+                lambda level: levels.delay_ms(level) if 1 <= level <= levels.highest else None,
+                levels.highest,
+            ),
         )
         store.ledger, store.name = self.ledger, self.identity.name
         return store
@@ -134,7 +149,7 @@ class SimBroker:
             (self.address.host, self.address.port),
             clock,
             InlineOffload(self._scheduler, self.process),
-            InlineHold,
+            lambda on_wake, _max_offset: InlineHold(on_wake),
             self._disk,
         )
         core.ledger = self._ledger

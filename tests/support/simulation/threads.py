@@ -18,16 +18,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from rmq_ray.client.instance import broker_link, client_instance, delayed, timers
+from rmq_ray.client.instance import broker_link, client_instance, timers
 from tests.support.simulation.scheduler import Scheduler, Task
 
 TIMES = (
-    (
-        timers,
-        "IDLE_WAIT_MS",
-        10_000.0,
-    ),  # threads that look now and then look less often: they are woken anyway
-    (delayed, "IDLE_WAIT_MS", 10_000.0),
+    # threads that look now and then look less often: they are woken anyway
+    (timers, "IDLE_WAIT_MS", 10_000.0),
     (client_instance, "ROUTE_REFRESH_MS", 8_000),  # a topic that grew is known soon
 )
 
@@ -102,7 +98,7 @@ class Primitives:
         kwargs: Mapping[str, Any] | None = None,
         name: str = "",
         daemon: bool = True,
-    ) -> SimThread:  # noqa: N802, E501
+    ) -> SimThread:
         return SimThread(self.scheduler, lambda: target(*args, **(kwargs or {})), name)
 
     def current_thread(self) -> SimThread:

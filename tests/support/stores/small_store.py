@@ -9,12 +9,13 @@ import zlib
 from pathlib import Path
 
 from rmq_ray.clock import ManualClock
-from rmq_ray.codec.frame_encoder import encode_frame
+from rmq_ray.codec.record_batch import encode_frame
 from rmq_ray.config import StoreConfig
 from rmq_ray.model.ids import FrameId
 from rmq_ray.model.message import SysFlag, encode_properties
 from rmq_ray.model.topics import SCHEDULE_TOPIC
 from rmq_ray.store.front.message_store import MessageStore, StoredMessage
+from rmq_ray.store.queue.dispatcher import DispatchRules
 
 SEGMENT_BYTES = 65_536
 INDEX_SLOTS = 100
@@ -43,7 +44,7 @@ def opened(path: Path, create: bool = False, **changes: object) -> MessageStore:
         ManualClock(),
         broker_name="broker-a",
         store_host=("127.0.0.1", 10_911),
-        delay_ms={3: 10_000}.get,
+        rules=DispatchRules({3: 10_000}.get),
     )
     store.open(create)
     store.recover()

@@ -18,9 +18,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rmq_ray.client.instance.identity import UniqueKeys
+from rmq_ray.client.outgoing.send_payload import UniqueKeys
 from rmq_ray.clock import SYSTEM_CLOCK
-from rmq_ray.codec.frame_encoder import encode_frame
+from rmq_ray.codec.record_batch import encode_frame
 from rmq_ray.config import FlushMode
 from rmq_ray.model.ids import FrameId
 from rmq_ray.model.message import SysFlag, encode_properties

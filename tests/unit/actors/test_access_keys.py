@@ -25,7 +25,7 @@ from rmq_ray.actors.clients import (
 )
 from rmq_ray.actors.discovery import discovery_for, use_cluster
 from rmq_ray.client.instance.client_instance import ClientInstance
-from rmq_ray.client.scan.partition_sink import Target
+from rmq_ray.client.scan.partition_sink import WriteTarget
 from rmq_ray.client.scan.scan_plan import ScanPlan
 from rmq_ray.client.sending.arrow_columns import Columns
 from rmq_ray.client.transaction.transaction_listener import TransactionListener
@@ -227,7 +227,7 @@ def test_an_address_does_not_print_what_proves_it() -> None:
 def test_what_tasks_of_spark_and_ray_data_get_is_the_proof() -> None:
     where = discovery_for(None, "h:1", b"", None, **KEYS).lookup()
     plan = ScanPlan("t", (), where.cluster, where.secret, access_key=where.access_key)
-    target = Target("t", Columns("body"), where, 1_000)
+    target = WriteTarget("t", Columns("body"), where, 1_000)
     for travels in (plan, target):
         assert SECRET.encode() not in cloudpickle.dumps(travels)
         assert repr(where.secret) not in repr(travels)

@@ -26,6 +26,7 @@ def test_a_second_stop_does_nothing_and_a_first_one_of_no_cluster_is_an_error(
     monkeypatch.setattr(gateway, "controller", controller)
     monkeypatch.setattr(gateway, "find", lambda _name: next(iter(alive), None))
     monkeypatch.setattr(gateway, "call", call)
+    monkeypatch.setattr(gateway, "archivists", lambda _cluster: [])
     monkeypatch.setattr(gateway, "kill", lambda _name, for_good: alive.clear())
     cluster = Cluster("orders")
     cluster.stop()

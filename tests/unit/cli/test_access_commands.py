@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from rmq_ray.actors.control.account_store import AccountStore
 from rmq_ray.actors.discovery import StaticDiscovery
-from rmq_ray.cli import context
+from rmq_ray.cli.base import context
 from rmq_ray.cli.main import main
 from rmq_ray.client.admin.admin import Admin
 from rmq_ray.clock import ManualClock

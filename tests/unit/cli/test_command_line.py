@@ -16,7 +16,8 @@ from click.testing import CliRunner, Result
 
 import rmq_ray
 from rmq_ray.actors.discovery import StaticDiscovery
-from rmq_ray.cli import brokers, context, doctor, ray_head
+from rmq_ray.cli import brokers, doctor
+from rmq_ray.cli.base import context, ray_head
 from rmq_ray.cli.main import hoisted, main
 from rmq_ray.clock import local_time
 from rmq_ray.errors import AdminError, ClusterError, ConfigError
@@ -486,9 +487,10 @@ def test_doctor_warns_of_niceness(monkeypatch: pytest.MonkeyPatch) -> None:
     head = ray_head.Head("127.0.0.1", 7001, 1, "/tmp/ray/session_x")
     monkeypatch.setattr(ray_head, "running", lambda: [head])
     monkeypatch.setattr(ray_head, "find", lambda address, port=None: head.address)
+    machine = ("--format", "json", "doctor", "--machine")  # nothing runs at that address
     for nice, state in ((15, "warn"), (0, "ok")):
         monkeypatch.setattr(ray_head, "worker_niceness", lambda _head, nice=nice: nice)
-        found = {row["check"]: row for row in json.loads(run("--format", "json", "doctor").stdout)}
+        found = {row["check"]: row for row in json.loads(run(*machine).stdout)}
         assert (found["niceness"]["state"], found["niceness"]["found"]) == (state, str(nice))
         assert ("RAY_worker_niceness=0" in found["niceness"]["remedy"]) is (nice != 0)
 

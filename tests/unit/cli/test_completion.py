@@ -13,7 +13,7 @@ import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
-from rmq_ray.cli import ray_head
+from rmq_ray.cli.base import ray_head
 from rmq_ray.cli.main import main
 from rmq_ray.cli.shell.completion import PROGRAM, VARIABLE
 

@@ -14,7 +14,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rmq_ray import __main__
-from rmq_ray.cli import context, main
+from rmq_ray.cli import main
+from rmq_ray.cli.base import context
 from rmq_ray.errors import AdminError, GroupNotFound, TopicNotFound
 
 

@@ -7,7 +7,7 @@ from enum import Enum
 
 import pytest
 
-from rmq_ray.cli import output
+from rmq_ray.cli.base import output
 
 AWKWARD = {
     "bytes": b"\xff\x00",

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from rmq_ray.actors.control.survey import Disk, judge, look
-from rmq_ray.cli import ray_head
+from rmq_ray.cli.base import ray_head
 from rmq_ray.cli.main import main
 from rmq_ray.errors import RmqError, StoreCorrupt, StoreForeign, StoreMissing, StoreUnwritable
 

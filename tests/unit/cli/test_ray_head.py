@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from rmq_ray.cli import ray_head
-from rmq_ray.cli.ray_head import AUTO, Head
+from rmq_ray.cli.base import ray_head
+from rmq_ray.cli.base.ray_head import AUTO, Head
 from rmq_ray.errors import ClusterError, ConfigError
 
 ONE, TWO = (
@@ -192,3 +192,18 @@ def test_notes_are_not_kept_where_others_could_write(
     (tmp_path / f"rmq_ray-heads-{mine + 1}").mkdir()
     with pytest.raises(ClusterError, match="belongs to another user"):
         ray_head._note(1)
+
+
+def test_a_dashboard_is_asked_for_only_where_its_packages_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert ray_head._dashboard_options(False) == ["--include-dashboard=false"]
+    monkeypatch.setattr(ray_head, "_is_free", lambda port: port != ray_head.DASHBOARD_PORT)
+    monkeypatch.setattr(ray_head, "_free_port", lambda: 45_678)
+    monkeypatch.setattr(ray_head, "find_spec", lambda name: name)
+    with_one = ray_head._dashboard_options(True)
+    assert with_one[0] == "--include-dashboard=true" and "--dashboard-port=45678" in with_one
+    assert "--dashboard-host=127.0.0.1" in with_one, "nobody else's business"
+    monkeypatch.setattr(ray_head, "find_spec", lambda name: None if name == "aiohttp" else name)
+    with pytest.raises(ConfigError, match=r"needs aiohttp: pip install 'rmq_ray\[dashboard\]'"):
+        ray_head._dashboard_options(True)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from rmq_ray.cli import context
+from rmq_ray.cli.base import context
 from rmq_ray.cli.main import main
 
 

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from rmq_ray.cli import context
+from rmq_ray.cli.base import context
 from rmq_ray.config import environment
 
 

@@ -5,13 +5,14 @@ and the clock ends the watch as Ctrl-C does.
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
-from rmq_ray.cli import context
+from rmq_ray.cli.base import context
 from rmq_ray.cli.main import main
 from rmq_ray.cli.shell import watch
 from rmq_ray.clock import ManualClock, local_time
@@ -125,6 +126,24 @@ def test_what_can_never_be_right_ends_the_watch(cluster: Fragment, clock: Clock)
     cluster.fails[30] = ConfigError("there is no such account")
     done = run("group", "lag", "billing", "--watch")
     assert done.exit_code == 2 and clock.pauses == [] and "no such account" in done.stderr
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_waits_for_what_is_being_asked_and_a_second_one_does_not(
+    cluster: Fragment, clock: Clock, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    ask, handler = cluster.group_lag, signal.getsignal(signal.SIGINT)
+
+    def pressed(group: str) -> list[dict[str, Any]]:
+        for _ in range(times):
+            signal.raise_signal(signal.SIGINT)
+        return ask(group)
+
+    monkeypatch.setattr(cluster, "group_lag", pressed)
+    done = run("group", "lag", "billing", "--watch", "--format", "json")
+    assert (done.exit_code, clock.pauses, len(cluster.left)) == (0, [], 1 + times)
+    assert len(documents(done.stdout)) == 2 - times
+    assert signal.getsignal(signal.SIGINT) is handler
 
 
 def test_a_terminal_is_redrawn_with_hints_and_errors_in_the_picture(

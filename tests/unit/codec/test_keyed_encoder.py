@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmq_ray.codec.frame_encoder import encode_frame
 from rmq_ray.codec.key_range import KeyRange
-from rmq_ray.codec.keyed_encoder import encode_keyed
+from rmq_ray.codec.keyed_encoder import RecordFlags, encode_keyed
+from rmq_ray.codec.record_batch import encode_frame
 from rmq_ray.errors import MessageIllegal
 from rmq_ray.model.ids import FrameId
 from rmq_ray.store.frames.frame_check import check_frame
@@ -47,9 +47,8 @@ def test_columns_make_the_bytes_that_a_loop_makes(messages, same_text, first, fl
         if flagged
         else {}
     )
-    data, sizes = encode_keyed(
-        "Topic_1", 3, bodies, texts, keys, 1_700_000_000_123, FRAME, **options
-    )
+    flags = RecordFlags(options.get("flags"), options.get("sys_flags", 0))
+    data, sizes = encode_keyed("Topic_1", 3, bodies, texts, keys, 1_700_000_000_123, FRAME, flags)
     expected, expected_sizes = record_by_record(bodies, texts, keys, **options)
     assert data == expected
     assert sizes.dtype == np.dtype(">i4") and sizes.tolist() == expected_sizes.tolist()

@@ -10,11 +10,11 @@ from starlette.testclient import TestClient
 
 from rmq_ray.actors.discovery import StaticDiscovery
 from rmq_ray.clock import ManualClock
-from rmq_ray.console.app import create_app
-from rmq_ray.console.page import Change
+from rmq_ray.console.page import FormChange
 from rmq_ray.console.pages import PAGES
 from rmq_ray.console.settings import ConsoleSettings
-from rmq_ray.console.source import Source
+from rmq_ray.console.source import ClusterView
+from rmq_ray.console.web.app import create_app
 from rmq_ray.errors import ConfigError
 
 TOKEN = "a token that nobody guesses"
@@ -28,7 +28,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def browser(clock: ManualClock) -> Iterator[TestClient]:
-    source = Source(StaticDiscovery("127.0.0.1:1"), clock=clock)
+    source = ClusterView(StaticDiscovery("127.0.0.1:1"), clock=clock)
     app = create_app(source, ConsoleSettings(token=TOKEN))
     with TestClient(app, base_url=BASE, follow_redirects=False) as client:
         yield client
@@ -36,7 +36,7 @@ def browser(clock: ManualClock) -> Iterator[TestClient]:
 
 def test_without_a_session_every_page_leads_to_the_sign_in(browser: TestClient) -> None:
     for page in PAGES:
-        method = "POST" if isinstance(page, Change) else "GET"
+        method = "POST" if isinstance(page, FormChange) else "GET"
         answer = browser.request(method, page.path.replace("{", "").replace("}", ""))
         assert answer.status_code in (303, 401), page.path
     assert browser.get("/").headers["location"] == "/sign-in"
@@ -97,8 +97,8 @@ def test_every_answer_forbids_scripts_from_elsewhere_and_frames(
 
 def test_whatever_changes_something_is_a_change() -> None:
     """Nothing else takes a POST but signing in and out, which ask for the token or the form's."""
-    app = create_app(Source(StaticDiscovery("127.0.0.1:1")), ConsoleSettings(token=TOKEN))
-    changes = {page.path for page in PAGES if isinstance(page, Change)}
+    app = create_app(ClusterView(StaticDiscovery("127.0.0.1:1")), ConsoleSettings(token=TOKEN))
+    changes = {page.path for page in PAGES if isinstance(page, FormChange)}
     taking = {
         route.path
         for route in app.routes

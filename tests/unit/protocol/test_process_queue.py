@@ -50,11 +50,14 @@ def test_filtered_messages_at_the_end_count_as_done_once_nothing_is_unfinished()
 
 
 @pytest.mark.seed("S4-062")
-def test_an_overlapping_batch_is_refused() -> None:
-    queue, _ = filled((0, 3))
-    for first, last in ((3, 4), (0, 0), (6, 5)):
+def test_batches_stand_in_the_order_of_their_offsets_and_no_other_is_taken() -> None:
+    queue, (a, b, c) = filled((0, 3), (4, 9), (12, 15))
+    assert [queue.head(skip) for skip in range(4)] == [a, b, c, None]
+    for first, last in ((3, 4), (0, 0), (10, 11), (15, 16), (20, 19)):
         with pytest.raises(ValueError, match="does not follow"):
             queue.put(Batch(first, last, 1, 1))
+    queue.finish(b)
+    assert [queue.head(skip) for skip in range(3)] == [a, c, None]
 
 
 def test_messages_kept_for_another_try_hold_the_commit_offset_at_the_first_of_them() -> None:

@@ -15,10 +15,11 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from rmq_ray.clock import SYSTEM_CLOCK
+from rmq_ray.clock import SYSTEM_CLOCK, ManualClock
 from rmq_ray.config import Tls, TlsMode, TlsSettings
 from rmq_ray.errors import ConfigError
-from rmq_ray.remoting.tls import ServerTls, client_context, of_member
+from rmq_ray.remoting import tls as module
+from rmq_ray.remoting.tls import LOOK_MS, ServerTls, client_context, of_member
 from tests.support.certificates import Certificates
 
 PASSWORD = "a password of tests"
@@ -137,6 +138,31 @@ def test_a_client_reads_changed_files_again_and_keeps_good_ones(
     Path(files.ca).write_bytes(good)
     os.utime(files.ca, (1, 1))
     assert client_context(tls) is not first
+
+
+def test_a_file_that_could_not_be_read_once_is_read_again_though_it_did_not_change(
+    files: Certificates, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = ManualClock()
+    server, tls = ServerTls(files.settings(), clock, "a broker"), files.client()
+    before, client_before = server.context, client_context(tls)
+    files.renew(days=60)
+    os.utime(files.ca, (1, 1))
+
+    def fails(*_arguments: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_make_server", fails)
+        patch.setattr(module, "_make_client", fails)
+        for turn in range(1, 4):
+            server.look(turn * LOOK_MS)
+        assert client_context(tls) is client_before
+    assert server.context is before and "Too many" in server.error
+    assert caplog.text.count("TLS goes on with the certificate as it was") == 1
+    server.look(4 * LOOK_MS)
+    assert server.context is not before and not server.error
+    assert client_context(tls) is not client_before
 
 
 def test_a_certificate_that_ends_soon_is_told(

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from rmq_ray.client.scan.stream_checkpoint import Checkpoint
 from rmq_ray.errors import ClusterError, OffsetOutOfRange, SparkError
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.protocol.scan.stream_offsets import StreamPosition
 from rmq_ray.spark import micro_batches
-from rmq_ray.spark.checkpoint import Checkpoint
 from rmq_ray.spark.micro_batches import BatchQuery, Trigger
-from tests.unit.spark.test_stream_checkpoint import InMemory
+from tests.unit.client.scan.test_stream_checkpoint import InMemory
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
 NOW = Trigger(0, available_now=True)

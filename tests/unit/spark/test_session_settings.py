@@ -30,6 +30,7 @@ from rmq_ray.spark.session import (
     require_room,
     require_sound,
     settings,
+    where_to_log,
 )
 
 GB = 1 << 30
@@ -207,6 +208,17 @@ def test_the_callers_settings_win_but_java_keeps_the_options_that_it_needs() -> 
         "spark.executor.extraJavaOptions"
     ].endswith(QUICK_START)
     assert found["spark.sql.session.timeZone"] == "UTC" and LOG4J.is_file()
+
+
+def test_where_rays_link_to_its_session_leads_nowhere_sparks_jvms_log_elsewhere(
+    tmp_path: Path,
+) -> None:
+    assert where_to_log(tmp_path) == ""
+    link = tmp_path / "session_latest"
+    link.symlink_to(tmp_path / "gone")
+    option, _, directory = where_to_log(link / "logs").partition("=")
+    assert option == "-Dray.logging.dir" and Path(directory).is_dir()
+    Path(directory).rmdir()
 
 
 def test_sparks_columns_are_the_public_ones_in_their_order_and_of_types_that_agree() -> None:

@@ -12,7 +12,7 @@ from rmq_ray.config import ClientAuth, FlushMode, ForeignClients, TlsMode
 from rmq_ray.errors import ConfigError
 from rmq_ray.topology.reader import parse_topology, read_topology
 from rmq_ray.topology.rules import Topology
-from rmq_ray.topology.source import Source
+from rmq_ray.topology.source import TopologyText
 
 FILE = """\
 cluster = "prod"
@@ -288,7 +288,7 @@ def test_files_that_are_no_toml_or_cannot_be_read_or_name_no_broker_are_refused(
     ],
 )
 def test_the_line_of_a_value_is_where_it_begins(key: tuple[str | int, ...], line: int) -> None:
-    assert Source("", FILE).line_of(key) == line
+    assert TopologyText("", FILE).line_of(key) == line
 
 
 def test_a_topology_is_all_that_its_file_says_and_nothing_else() -> None:

@@ -298,6 +298,42 @@ def test_a_copy_that_the_supervisor_creates_while_it_is_stopped_is_gone_when_the
     run(work())
 
 
+def test_a_copy_that_is_restarted_for_its_settings_counts_as_away_and_not_as_stopped(
+    actors: Actors,
+) -> None:
+    async def work() -> None:
+        supervisor, service = await built(Election(0))
+        actors.slow[copy(1)] = asyncio.Event()
+        restarting = asyncio.create_task(service.restart(BROKER, 1, False))
+        await loop_turns(10)
+        assert copy(1) not in actors.alive
+        history = supervisor.histories()[copy(1)]
+        assert (history["stopped"], history["restarting"]) == (0, 1)
+        await supervised(supervisor)
+        assert copy(1) not in actors.alive, "the supervisor leaves it alone"
+        actors.slow[copy(1)].set()
+        assert (await restarting)["was"] == "running"
+        history = supervisor.histories()[copy(1)]
+        assert (history["stopped"], history["restarting"]) == (0, 0) and copy(1) in actors.alive
+        await service.stop(BROKER, 1, True)
+        assert await service.restart(BROKER, 1, False) == {"was": "stopped", "address": None}
+
+    run(work())
+
+
+def test_a_copy_that_does_not_come_back_from_its_restart_is_stopped(actors: Actors) -> None:
+    async def work() -> None:
+        supervisor, service = await built(Election(0))
+        actors.refused = {copy(1)}
+        with pytest.raises(ClusterError, match="control plane"):
+            await service.restart(BROKER, 1, False)
+        assert supervisor.histories()[copy(1)]["stopped"]
+        actors.refused.clear()
+        assert (await service.start(BROKER, 1))["was"] == "stopped" and copy(1) in actors.alive
+
+    run(work())
+
+
 def test_a_controller_that_starts_again_leaves_a_copy_that_was_stopped_meanwhile(
     actors: Actors, monkeypatch: pytest.MonkeyPatch
 ) -> None:

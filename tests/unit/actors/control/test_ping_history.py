@@ -56,6 +56,17 @@ def test_answering_within_the_grace_period_starts_the_count_anew() -> None:
     ]
 
 
+def test_a_member_that_may_be_making_its_store_is_not_killed_before_its_first_answer() -> None:
+    watch = PingHistory(makes_store_until_ms=30_000)
+    assert {watch.observe(S, second * 1_000) for second in range(30)} == {Action.NONE}
+    assert watch.observe(M, 29_500) is Action.CREATE
+    watch = PingHistory(makes_store_until_ms=30_000)
+    watch.observe(A, 1_000)
+    assert [watch.observe(S, second * 1_000) for second in (2, 3, 4)][-1] is Action.KILL
+    watch = PingHistory(makes_store_until_ms=30_000)
+    assert [watch.observe(S, second * 1_000) for second in (30, 31, 32)][-1] is Action.KILL
+
+
 def test_a_member_that_is_gone_is_created_once_a_grace_period() -> None:
     actions, watch = watched([M] * 20)
     assert actions.count(Action.CREATE) == watch.creations == 2

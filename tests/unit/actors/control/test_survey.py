@@ -14,6 +14,7 @@ from rmq_ray.actors.control import survey
 from rmq_ray.actors.control.plan import ClusterPlan, plan_of
 from rmq_ray.actors.control.survey import Disk
 from rmq_ray.actors.gateway import Node
+from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import ClusterError, ConfigError
 from rmq_ray.topology.reader import parse_topology
 
@@ -49,7 +50,14 @@ class Cluster:
         self.nodes = [HEAD, ONE, TWO]
         self.disk: Disk | Exception = Disk(True, True, free_bytes=5 << 30)
         self.running: ClusterPlan | None = None
+        self.as_made: dict[str, BrokerConfig] = {}
         self.looked: list[tuple[str | None, str]] = []
+
+    def find(self, name: str) -> str | None:
+        return None if self.running is None else name
+
+    def call(self, handle: str, method: str, **_limits: float) -> ClusterPlan | BrokerConfig | None:
+        return self.running if method == "plan" else self.as_made.get(handle)
 
     def run_on(
         self, resource: str | None, _function: Any, arguments: tuple[str], *, timeout_s: float
@@ -65,10 +73,14 @@ class Cluster:
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     made = Cluster()
     monkeypatch.setattr(gateway, "nodes", lambda: made.nodes)
-    monkeypatch.setattr(gateway, "find", lambda _name: made.running)
-    monkeypatch.setattr(gateway, "call", lambda _handle, _method: made.running)
+    monkeypatch.setattr(gateway, "find", made.find)
+    monkeypatch.setattr(gateway, "call", made.call)
     monkeypatch.setattr(gateway, "run_on", made.run_on)
     return made
+
+
+def told(found: survey.Survey) -> list[str]:
+    return [f"{change.part}: {change.what}" for change in found.changes]
 
 
 def surveyed(text: str, folder: Path) -> survey.Survey:
@@ -154,13 +166,24 @@ def test_a_running_cluster_is_compared_with_the_file_and_its_disks_are_left_alon
         .replace('resource = "store_b"', 'resource = "store_a"')
         .replace('"/data/rmq" }\n[[', '"/data/a", flush = "sync" }\n[[')
     )
-    assert surveyed(changed, tmp_path).changes == (
-        "broker-a: port 10911 -> 20911",
-        "broker-a: path /data/rmq -> /data/a",
-        "broker-a: flush async -> sync",
+    assert told(surveyed(changed, tmp_path)) == [
         "name-server-0: directory /data/rmq.name-server-0 -> /data/a.name-server-0",
+        "broker-a: path /data/rmq -> /data/a",
         "broker-b: resource store_b -> store_a",
-    )
+        "broker-a: port 10911 -> 20911",
+        "broker-a: flush async -> sync",
+    ]
+
+
+def test_a_copy_that_a_cut_off_run_did_not_reach_is_still_to_be_changed(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    new = FILE.replace('"/data/rmq" }', '"/data/rmq", flush = "sync" }')
+    cluster.running = plan_of(parse_topology(new), b"s", one_node=False)
+    assert told(surveyed(new, tmp_path)) == []
+    before = plan_of(parse_topology(FILE), b"s", one_node=False)
+    cluster.as_made["default/broker-b/0"] = before.brokers[1]
+    assert told(surveyed(new, tmp_path)) == ["broker-b: flush async -> sync"]
 
 
 def test_a_file_says_the_same_of_a_cluster_that_listens_on_loopback_or_on_the_nodes_addresses(
@@ -169,6 +192,5 @@ def test_a_file_says_the_same_of_a_cluster_that_listens_on_loopback_or_on_the_no
     for one_node in (True, False):
         cluster.running = plan_of(parse_topology(FILE), b"s", one_node=one_node)
         assert surveyed(FILE, tmp_path).changes == ()
-    assert surveyed(
-        FILE.replace("port = 10911", 'port = 10911\nhost = "10.9.9.9"'), tmp_path
-    ).changes == ("broker-a: host  -> 10.9.9.9",)
+    found = surveyed(FILE.replace("port = 10911", 'port = 10911\nhost = "10.9.9.9"'), tmp_path)
+    assert told(found) == ["broker-a: host  -> 10.9.9.9"]

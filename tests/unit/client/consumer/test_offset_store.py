@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rmq_ray.client.consumer.offset_store import ReadOffset, RemoteOffsetStore
+from rmq_ray.client.pull.pull_engine import CommittedOffsets
 from rmq_ray.errors import RequestTimeout
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.remoting.wire.codes import RequestCode
@@ -49,6 +50,7 @@ def test_reading_looks_in_memory_at_the_broker_or_in_both_and_remembers_what_the
         "consumerGroup": "g",
         "topic": "orders",
         "queueId": "0",
+        "rmqWithEpoch": "true",
     }
 
 
@@ -79,6 +81,7 @@ def test_persisting_all_tells_the_broker_one_way_and_forgets_queues_that_are_not
         "queueId": "1",
         "commitOffset": "1",
         "rmqClient": client.client_id,
+        "rmqIncreaseOnly": "true",
     }
     assert offsets.clone() == {queues[1]: 1, queues[2]: 2}
 
@@ -103,3 +106,39 @@ def test_a_broker_that_is_away_does_not_keep_the_others_from_hearing_their_offse
     client.down.add(ADDRESS)
     offsets.persist_all(queues)
     assert offsets.clone() == dict.fromkeys(queues, 1)
+
+
+def test_a_commit_says_that_it_only_rises_unless_somebody_moved_its_queue() -> None:
+    offsets, client, (queue, *_) = store()
+    client.answer(QUERY, lambda command, _address: command.answer(fields={"offset": "33"}))
+
+    def rises(offsets: RemoteOffsetStore) -> bool:
+        assert offsets.persist(queue)
+        return client.requests(UPDATE)[-1].fields.get("rmqIncreaseOnly") == "true"
+
+    assert offsets.read(queue, ReadOffset.STORE) == 33 and rises(offsets)
+    offsets.update(queue, 40)
+    assert rises(offsets)
+    offsets.update(queue, 10, increase_only=False)
+    assert not rises(offsets)
+    offsets.update(queue, 12)
+    assert not rises(offsets), "what follows is lower than what is stored, too"
+    offsets.remove(queue)
+    offsets.update(queue, 50)
+    assert not rises(offsets), "the broker may have forgotten where it was moved to"
+    offsets.persist_all([])
+    offsets.update(queue, 50)
+    assert rises(offsets), "it was given away, and came again"
+    of_a_user = CommittedOffsets("g", client)
+    of_a_user.commit(queue, 7)
+    assert not rises(of_a_user), "who seeks back commits what lies there"
+
+
+def test_the_epoch_of_an_offset_is_that_of_the_latest_answer() -> None:
+    offsets, client, (queue, *_) = store()
+    told = {"offset": "33", "rmqLogEpoch": "4"}
+    client.answer(QUERY, lambda command, _address: command.answer(fields=told))
+    assert offsets.epoch(queue) == 0
+    assert offsets.read(queue, ReadOffset.STORE) == 33 and offsets.epoch(queue) == 4
+    client.answer(QUERY, lambda command, _address: command.answer(22))
+    assert offsets.read(queue, ReadOffset.STORE) == -1 and offsets.epoch(queue) == 0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rmq_ray.client.consumer.puller import Pace
-from rmq_ray.errors import ConnectionLost, RequestTimeout
+from rmq_ray.client.consumer.puller import PullPace
+from rmq_ray.errors import ConfigError, ConnectionLost, RequestTimeout
 from rmq_ray.model.pulling import PullSysFlag
 from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.wire.records import PullRecords
@@ -89,9 +89,9 @@ def test_there_is_one_pull_at_a_time_and_the_next_follows_its_answer() -> None:
 def test_a_paused_consumer_looks_again_after_a_second() -> None:
     rig = ConsumerRig()
     work = rig.take()
-    rig.puller.pace = Pace.PAUSED
+    rig.puller.pace = PullPace.PAUSED
     rig.puller.pull(work)
-    rig.puller.pace = Pace.RUNNING
+    rig.puller.pace = PullPace.RUNNING
     assert rig.advance(999) == 0
     assert rig.advance(1) == 1
     assert len(rig.client.pulls) == 1
@@ -101,7 +101,7 @@ def test_a_stopped_consumer_pulls_no_more_and_throws_answers_away() -> None:
     rig = ConsumerRig()
     work = rig.take()
     rig.pull(work)
-    rig.puller.pace = Pace.STOPPED
+    rig.puller.pace = PullPace.STOPPED
     assert rig.found(work, [0]) == []
     rig.puller.pull(work)
     assert len(rig.client.pulls) == 1
@@ -188,6 +188,16 @@ def test_found_messages_go_on_in_batches_of_the_size_asked() -> None:
         (6, 7, 2),
     ]
     assert (work.process.count, work.process.next_offset, work.process.body_bytes) == (8, 8, 32)
+
+
+@pytest.mark.seed("S4-169")
+def test_by_default_a_batch_is_one_message() -> None:
+    rig = ConsumerRig()
+    work = rig.take()
+    rig.pull(work)
+    assert [(batch.first, batch.count) for batch in rig.found(work, range(32))] == [
+        (offset, 1) for offset in range(32)
+    ]
 
 
 @pytest.mark.seed("S4-115", "S4-117")
@@ -282,6 +292,14 @@ def test_an_illegal_offset_drops_the_queue_and_reports_the_corrected_one() -> No
     assert (len(rig.client.pulls), rig.advance(10_000)) == (1, 0)
 
 
+def test_an_offset_that_was_moved_keeps_the_epoch_that_it_was_reached_in() -> None:
+    rig = ConsumerRig()
+    work = rig.take()
+    rig.pull(work).reply(0, 1, [record(work.queue, 0)], epoch=1)
+    rig.client.pulls[-1].reply(21, 0, epoch=2)
+    assert rig.moved == [(work, 0)] and work.epoch == 1
+
+
 @pytest.mark.seed("S4-114")
 def test_any_other_code_is_a_failure_that_is_tried_again_after_a_second() -> None:
     rig = ConsumerRig()
@@ -352,3 +370,41 @@ def test_the_epoch_of_the_last_answer_goes_with_the_next_pull() -> None:
     work = rig.take()
     rig.pull(work).reply(19, 0, epoch=7)
     assert rig.client.pulls[-1].request.epoch == 7
+
+
+@pytest.mark.parametrize(
+    "error", [ConfigError("the key cannot be read"), MemoryError(), RuntimeError("no thread")]
+)
+def test_whatever_keeps_a_pull_from_going_out_the_next_one_is_tried(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    rig = ConsumerRig()
+    work = rig.take(offset=42)
+
+    def fails(*_arguments: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.client, "invoke_async", fails)
+        rig.puller.pull(work)
+    assert not rig.client.pulls
+    rig.advance(rig.parts.config.exception_delay_ms)
+    assert [pull.request.offset for pull in rig.client.pulls] == [42]
+
+
+def test_an_answer_for_which_there_is_no_memory_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = ConsumerRig()
+    work = rig.take(offset=42)
+    pull = rig.pull(work)
+
+    def fails(*_arguments: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.puller, "_put", fails)
+        pull.reply(0, 43, [record(work.queue, 42, b"body", "")])
+    rig.advance(rig.parts.config.exception_delay_ms)
+    assert [pull.request.offset for pull in rig.client.pulls] == [42, 42]
+    assert rig.found(work, [42])

@@ -112,6 +112,14 @@ def test_an_unknown_topic_is_said_at_once_and_after_pauses_that_grow_to_a_minute
     assert "topic ordres: no name server knows it; did you mean 'orders'?" in caplog.text
 
 
+def test_a_queue_is_taken_with_the_epoch_of_its_offset() -> None:
+    rig, _ = rig_of()
+    told = {"offset": "10", "rmqLogEpoch": "4"}
+    rig.client.answer(QUERY, lambda command, _address: command.answer(fields=told))
+    rig.rebalancer.rebalance()
+    assert {work.epoch for work in rig.parts.assigned.snapshot().values()} == {4}
+
+
 @pytest.mark.seed("S1-022", "S4-150", "S3-122")
 def test_unsubscribing_drops_the_queues_of_the_topic() -> None:
     rig, _ = rig_of()
@@ -141,6 +149,7 @@ def test_a_queue_that_moves_away_is_dropped_and_its_offset_handed_over_before_it
         "queueId": "1",
         "commitOffset": "25",
         "rmqClient": rig.client.client_id,
+        "rmqIncreaseOnly": "true",
     }
     assert [command.fields for command in rig.client.requests(UPDATE)] == [told]
     assert rig.offset(queues[1]) is None

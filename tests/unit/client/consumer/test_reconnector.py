@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.client.consumer import reconnector
-from rmq_ray.client.consumer.reconnector import LOOKS_MIN, Reconnector
+from rmq_ray.client.consumer import consumer_engine
+from rmq_ray.client.consumer.consumer_engine import LOOKS_MIN, Reconnector
 from rmq_ray.clock import ManualClock
 from rmq_ray.model.ids import Address
 from rmq_ray.remoting.wire.codes import ResponseCode
@@ -48,10 +48,10 @@ class Client:
 def test_a_broker_that_answers_again_is_looked_for_in_the_routes_until_they_show_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reconnector, "ROUTES_MS", 1)
+    monkeypatch.setattr(consumer_engine, "ROUTES_MS", 1)
     client, back = Client(), threading.Event()
     data = SimpleNamespace(subscriptions=[SimpleNamespace(topic="orders")])
-    monkeypatch.setattr(reconnector, "encode_heartbeat", lambda *_: b"")
+    monkeypatch.setattr(consumer_engine, "encode_heartbeat", lambda *_: b"")
     lost = Reconnector(
         client,  # type: ignore[arg-type]
         lambda: data,  # type: ignore[arg-type,return-value]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rmq_ray.client.instance import delayed
-from rmq_ray.client.instance.delayed import DelayedCalls
+from rmq_ray.client.instance import timers
+from rmq_ray.client.instance.timers import DelayedCalls
 from rmq_ray.clock import ManualClock
 from rmq_ray.errors import ClientError
 
@@ -38,7 +38,7 @@ def test_after_close_nothing_runs() -> None:
 
 
 def test_the_number_of_waiting_calls_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delayed, "CALLS_MAX", 2)
+    monkeypatch.setattr(timers, "CALLS_MAX", 2)
     calls = DelayedCalls(ManualClock(), "t")
     calls.after(1, lambda: None)
     calls.after(1, lambda: None)

@@ -10,7 +10,7 @@ import pytest
 from rmq_ray.client.consumer.consumer_options import push_settings
 from rmq_ray.client.interceptors.consume_hooks import with_filters
 from rmq_ray.client.messages.listener import ACK_ALL, RECONSUME_LATER, ConsumeContext
-from rmq_ray.client.messages.received import MessageExt, Page
+from rmq_ray.client.messages.received import MessageExt, PulledPage
 from rmq_ray.errors import ConfigError
 from rmq_ray.model.groups import ConsumeFromWhere, ConsumerData, ConsumeType, MessageModel
 from rmq_ray.model.ids import MessageQueue
@@ -21,7 +21,7 @@ QUEUE = MessageQueue("orders", "broker-a", 0)
 
 def messages(count: int) -> list[MessageExt]:
     raw = [record(QUEUE, n, b"%d" % n) for n in range(count)]
-    return Page(QUEUE, b"".join(raw), np.array([len(one) for one in raw])).messages()
+    return PulledPage(QUEUE, b"".join(raw), np.array([len(one) for one in raw])).messages()
 
 
 def even(message: MessageExt) -> bool:

@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from rmq_ray.client.interceptors.consume_hooks import ConsumeHookContext, ConsumeStatus
 from rmq_ray.client.interceptors.send_hooks import SendContext
 from rmq_ray.client.interceptors.telemetry import ConsumeSpans, SendSpans
-from rmq_ray.client.messages.received import MessageExt, Page
+from rmq_ray.client.messages.received import MessageExt, PulledPage
 from rmq_ray.client.outgoing.send_request import SendRequest
 from rmq_ray.client.sending.send_steps import SendSteps
 from rmq_ray.clock import ManualClock
@@ -66,7 +66,7 @@ def received(*messages: SendRequest) -> list[MessageExt]:
         record(QUEUE, n, message.body, message.text + "UNIQ_KEY\x01" + "A" * 32)
         for n, message in enumerate(messages)
     ]
-    return Page(QUEUE, b"".join(raw), np.array([len(one) for one in raw])).messages()
+    return PulledPage(QUEUE, b"".join(raw), np.array([len(one) for one in raw])).messages()
 
 
 def consumed(

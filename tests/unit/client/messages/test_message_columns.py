@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rmq_ray.client.messages import message_columns
-from rmq_ray.client.messages.received import MessageExt, Page
+from rmq_ray.client.messages.received import MessageExt, PulledPage
 from rmq_ray.errors import ClientError
 from rmq_ray.model.arrow import SCHEMA
 from rmq_ray.model.ids import MessageQueue
@@ -22,8 +22,8 @@ ORDERS = MessageQueue("orders", "broker-a", 3)
 RETRY = MessageQueue("%RETRY%g", "broker-a", 0)
 
 
-def page(queue: MessageQueue, records: Sequence[bytes]) -> Page:
-    return Page(queue, b"".join(records), np.array([len(one) for one in records], ">i4"))
+def page(queue: MessageQueue, records: Sequence[bytes]) -> PulledPage:
+    return PulledPage(queue, b"".join(records), np.array([len(one) for one in records], ">i4"))
 
 
 def told(message: MessageExt) -> dict[str, object]:
@@ -48,7 +48,7 @@ def told(message: MessageExt) -> dict[str, object]:
     }
 
 
-def mixed(count: int) -> Page:
+def mixed(count: int) -> PulledPage:
     properties = [
         "",
         "TAGS\x01paid",

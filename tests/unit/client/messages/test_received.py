@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmq_ray.client.messages.received import INFLATED_BYTES_MAX, Page
+from rmq_ray.client.messages.received import INFLATED_BYTES_MAX, PulledPage
 from rmq_ray.codec.record import Record, encode_record
 from rmq_ray.errors import ConsumeError
 from rmq_ray.model.ids import Address, MessageQueue
@@ -24,8 +24,12 @@ QUEUE = MessageQueue("orders", "broker-a", 2)
 KEY = "C0A8000A3E5418B4AAC2000000010002"
 
 
-def page(*records: bytes, queue: MessageQueue = QUEUE, bounds: tuple[int, int] = (3, 99)) -> Page:
-    return Page(queue, b"".join(records), np.array([len(r) for r in records], ">i4"), 0, bounds)
+def page(
+    *records: bytes, queue: MessageQueue = QUEUE, bounds: tuple[int, int] = (3, 99)
+) -> PulledPage:
+    return PulledPage(
+        queue, b"".join(records), np.array([len(r) for r in records], ">i4"), 0, bounds
+    )
 
 
 def test_every_field_is_read_from_the_record() -> None:
@@ -173,7 +177,7 @@ def test_tags_are_compared_as_strings_and_not_confused_with_names_that_end_alike
 def test_bytes_that_are_no_records_make_no_page(spoil: str, count: int) -> None:
     raw = bytearray(b"".join(record(QUEUE, i) for i in range(count)))
     sizes = np.full(count, len(raw) // count, ">i4")
-    assert len(Page(QUEUE, bytes(raw), sizes)) == count
+    assert len(PulledPage(QUEUE, bytes(raw), sizes)) == count
     if spoil == "magic":
         raw[4] ^= 1
     elif spoil == "size":
@@ -191,12 +195,12 @@ def test_bytes_that_are_no_records_make_no_page(spoil: str, count: int) -> None:
     else:
         raw[84:88] = (1 << 20).to_bytes(4)
     with pytest.raises(ConsumeError):
-        Page(QUEUE, bytes(raw), sizes)
+        PulledPage(QUEUE, bytes(raw), sizes)
 
 
 def test_an_empty_page_is_refused() -> None:
     with pytest.raises(ConsumeError):
-        Page(QUEUE, b"", np.array([], ">i4"))
+        PulledPage(QUEUE, b"", np.array([], ">i4"))
 
 
 def test_a_pickled_message_is_one_record_of_plain_values() -> None:

@@ -10,17 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rmq_ray.client.messages.received import Page
+from rmq_ray.client.messages.received import PulledPage
 from rmq_ray.client.pop.receipts import (
     ClientLease,
     ReceivedMessage,
     SettleTask,
     ack_messages,
     delay_ms,
+    extend_messages,
     mask_of_indices,
     messages_of,
 )
-from rmq_ray.codec.frame_encoder import encode_frame
+from rmq_ray.codec.record_batch import encode_frame
 from rmq_ray.errors import ClientError, ReceiptStale
 from rmq_ray.model.ids import FrameId, MessageQueue
 from rmq_ray.remoting.wire.pops import Settle
@@ -52,7 +53,7 @@ def received(told: Told, count: int = 3, lease_id: int = 7) -> list[ReceivedMess
         1_000,
         FrameId(bytes(16), lease_id),
     )
-    page = Page(MessageQueue("jobs", "broker-a", 0), bytes(records), np.asarray(sizes))
+    page = PulledPage(MessageQueue("jobs", "broker-a", 0), bytes(records), np.asarray(sizes))
     return messages_of(
         page, ClientLease("broker-a", "jobs", 0, lease_id, count, 31_000, told), None, 1_000
     )
@@ -142,3 +143,17 @@ def test_times_out_of_range_are_refused(seconds: object) -> None:
 def test_only_messages_can_be_acknowledged(wrong: Any) -> None:
     with pytest.raises(ClientError, match="receive"):
         ack_messages(wrong, True)
+
+
+def test_many_are_extended_with_one_task_a_lease_and_settled_ones_are_passed_over() -> None:
+    told = Told()
+    first, second = received(told), received(told, 2, lease_id=8)
+    first[0].ack()
+    second[1].nack()
+    told.now.clear()
+    extend_messages([*first, *second], 30)
+    assert told.now == [(7, Settle.CHANGE, 0b110, 30_000), (8, Settle.CHANGE, 0b01, 30_000)]
+    extend_messages([first[0]], 30)
+    assert len(told.now) == 2, "nothing was left to ask for"
+    with pytest.raises(ClientError, match="invisible"):
+        extend_messages(first, 0)

@@ -160,10 +160,22 @@ def test_a_cut_log_moves_the_pull_back_and_takes_what_was_pulled_and_committed_w
     rig = Rig()
     rig.assign(rig.queues[0])
     rig.reply(10, 11, 12)
-    rig.engine.offsets.commit(rig.queues[0], 12)
+    assert rig.polled() == [10, 11, 12]
+    rig.reply(13)
+    rig.engine.offsets.commit(rig.queues[0], 13)
     rig.client.pulls[-1].reply(21, 11)
     assert (rig.client.pulls[-1].request.offset, rig.polled(), rig.position()) == (11, [], 11)
     assert rig.engine.offsets.read(rig.queues[0], ReadOffset.MEMORY) == 11
+
+
+def test_a_cut_log_skips_nothing_that_was_pulled_before_the_cut_and_not_handed_out() -> None:
+    rig = Rig()
+    rig.assign(rig.queues[0])
+    rig.reply(10, 11, 12)
+    rig.client.pulls[-1].reply(21, 12)
+    assert (rig.client.pulls[-1].request.offset, rig.polled(), rig.position()) == (10, [], 10)
+    rig.reply(10, 11)
+    assert rig.polled() == [10, 11]
 
 
 @pytest.mark.seed("S4-163")

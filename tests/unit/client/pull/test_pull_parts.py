@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rmq_ray.client.consumer.assigned_queue import AssignedQueue, ReadyBatch, cut
+from rmq_ray.client.consumer.assigned_queue import AssignedQueue, PauseTable, ReadyBatch, cut
 from rmq_ray.client.consumer.consumer_options import pull_settings
-from rmq_ray.client.consumer.flow_control import PauseTable
-from rmq_ray.client.messages.received import Page
+from rmq_ray.client.messages.received import PulledPage
 from rmq_ray.client.pull.prefetch_buffer import PrefetchBuffer, PrefetchLimits
 from rmq_ray.client.pull.queue_queries import OnePull, PullResult, QueueQueries
 from rmq_ray.clock import ManualClock
@@ -42,9 +41,9 @@ from tests.support.clients.scripted_client import ScriptedClient, record
 ORDERS = [MessageQueue("orders", "broker-a", number) for number in range(4)]
 
 
-def page(queue: MessageQueue, first: int, count: int, body: bytes = b"body") -> Page:
+def page(queue: MessageQueue, first: int, count: int, body: bytes = b"body") -> PulledPage:
     records = [record(queue, first + i, body) for i in range(count)]
-    return Page(queue, b"".join(records), np.array([len(one) for one in records], ">i4"))
+    return PulledPage(queue, b"".join(records), np.array([len(one) for one in records], ">i4"))
 
 
 # --- options --------------------------------------------------------------------------------------

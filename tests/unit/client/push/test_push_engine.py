@@ -15,11 +15,12 @@ from rmq_ray.client.consumer.consumer_options import push_settings
 from rmq_ray.client.consumer.offset_store import RemoteOffsetStore
 from rmq_ray.client.consumer.rebalancer import Rebalancer
 from rmq_ray.client.consumer.subscriptions import SubscriptionTable
-from rmq_ray.client.instance.delayed import DelayedCalls
+from rmq_ray.client.instance.timers import DelayedCalls
 from rmq_ray.client.push.consume_concurrently import ConcurrentConsumption
 from rmq_ray.client.push.push_engine import PushEngine
 from rmq_ray.model.groups import ConsumeFromWhere, ConsumerData, ConsumeType, MessageModel
 from rmq_ray.model.ids import MessageQueue
+from rmq_ray.protocol.process_queue import Batch
 from rmq_ray.protocol.rebalance import Membership
 from rmq_ray.remoting.wire.bodies import encode_consumer_ids
 from rmq_ray.remoting.wire.codes import RequestCode
@@ -101,6 +102,7 @@ def test_the_balance_gets_group_client_model_and_strategy_and_offsets_lie_at_the
         "consumerGroup": "g",
         "topic": "orders",
         "queueId": "0",
+        "rmqWithEpoch": "true",
     }
 
 
@@ -134,6 +136,31 @@ def test_a_running_consumer_has_a_pool_a_timer_and_a_thread_that_balances_and_cl
     assert mine <= {thread.name for thread in threading.enumerate()}
     assert engine.end(timeout_ms=5_000)
     assert not mine & {thread.name for thread in threading.enumerate()}
+
+
+def test_a_commit_names_the_epoch_of_the_log_that_was_read() -> None:
+    engine, client, queues = engine_of()
+    work = AssignedQueue(queues[0], 900, client.clock.now_ms())
+    engine.parts.assigned.put(work)
+    engine.parts.offsets.update(work.queue, 900)
+    engine.parts.offsets.persist(work.queue)
+    work.epoch = 3
+    engine.parts.offsets.persist(work.queue)
+    told = [(command.fields or {}).get("rmqLogEpoch") for command in client.requests(UPDATE)]
+    assert told == [None, "3"]
+
+
+def test_where_the_log_was_cut_behind_unfinished_messages_these_come_first() -> None:
+    engine, client, queues = engine_of()
+    work = AssignedQueue(queues[0], 85, client.clock.now_ms())
+    engine.parts.assigned.put(work)
+    work.process.put(Batch(85, 89, 5, 50))
+    work.process.put(Batch(90, 99, 10, 100))
+    work.process.advance(100)
+    engine.offset_moved(work, 90)
+    client.clock.advance_ms(10_000)
+    assert engine.parts.delayed.run_due() == 1
+    assert [command.fields["commitOffset"] for command in client.requests(UPDATE)] == ["85"]
 
 
 @pytest.mark.seed("S4-125", "S4-127")

@@ -9,7 +9,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from rmq_ray.client.messages.received import MessageExt, Page
+from rmq_ray.client.messages.received import MessageExt, PulledPage
 from rmq_ray.client.push.send_back import BUNDLE_MAX, RetrySender
 from rmq_ray.clock import ManualClock
 from rmq_ray.errors import ConnectFailed, ConnectionLost, RequestTimeout
@@ -25,7 +25,7 @@ def failed(client: ScriptedClient, count: int) -> list[MessageExt]:
     queue = client.add_topic("orders", 1)[0]
     raw = [record(queue, n) for n in range(count)]
     return list(
-        Page(queue, b"".join(raw), np.array([len(one) for one in raw], np.int32)).messages()
+        PulledPage(queue, b"".join(raw), np.array([len(one) for one in raw], np.int32)).messages()
     )
 
 

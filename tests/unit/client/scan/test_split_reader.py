@@ -58,10 +58,32 @@ def a_split(rig: StoreRig, topic: int = 0, **changes: Any) -> Split:
 def read(
     rig: StoreRig, split: Split, chunk_bytes: int = 20_000, reader: LocalSplitReader | None = None
 ) -> list[tuple[int, bytes]]:
+    found: list[tuple[int, bytes]] = []
+    read_into(found, rig, split, chunk_bytes, reader)
+    return found
+
+
+def check_read_up_to(rig: StoreRig, split: Split, bad: int, chunk_bytes: int) -> None:
+    """Everything of the chunks before comes, and the offset that is to be asked of the broker is
+    told.
+    """
+    found: list[tuple[int, bytes]] = []
+    with pytest.raises(StoreCorrupt, match=f"at offset {bad} is damaged or missing"):
+        read_into(found, rig, split, chunk_bytes)
+    assert found == wanted(0, 0, len(found)) and len(found) <= bad
+    assert len(found) == bad or chunk_bytes > 1
+
+
+def read_into(
+    found: list[tuple[int, bytes]],
+    rig: StoreRig,
+    split: Split,
+    chunk_bytes: int,
+    reader: LocalSplitReader | None = None,
+) -> None:
     """(queue offset, body without its padding) of everything that comes out; checks sizes and
     offsets on the way.
     """
-    found = []
     for records, sizes, following in (reader or LocalSplitReader(rig.disk)).read_from(
         split, chunk_bytes
     ):
@@ -77,7 +99,6 @@ def read(
             found.append((record.queue_offset, record.body.rstrip(b"\0")))
             at += size
         assert found[-1][0] < following <= split.end
-    return found
 
 
 def wanted(topic: int, begin: int, end: int) -> list[tuple[int, bytes]]:
@@ -161,36 +182,27 @@ TOPIC_AT = 88 + len(b"0-40-") + 700
 @pytest.mark.parametrize(
     "at", [3, 5, 9, 15, 27, 35, 87, 88, 500, TOPIC_AT, TOPIC_AT + 1, TOPIC_AT + 4]
 )
-def test_a_flipped_bit_of_what_the_format_protects_costs_exactly_that_record(at: int) -> None:
+def test_a_flipped_bit_of_what_the_format_protects_is_a_reason_to_ask_the_broker(at: int) -> None:
     rig = a_store()
     flip_record(rig, 40, at)
-    reader = LocalSplitReader(rig.disk)
+    check_read_up_to(rig, a_split(rig), 40, 20_000)
     end = a_split(rig).end
-    assert read(rig, a_split(rig), reader=reader) == wanted(0, 0, 40) + wanted(0, 41, end)
-    assert reader.skipped == 1
+    assert read(rig, a_split(rig, start=41)) == wanted(0, 41, end)
 
 
-def test_damaged_records_in_a_row_and_alone_in_a_chunk_are_left_out() -> None:
+@pytest.mark.parametrize("chunk_bytes", [1, 20_000])
+def test_the_first_damaged_record_of_several_is_told(chunk_bytes: int) -> None:
     rig = a_store()
-    for number in (0, 7, 8, 9):
+    for number in (7, 8, 9):
         flip_record(rig, number, 100)
-    for chunk_bytes in (1, 20_000):
-        reader = LocalSplitReader(rig.disk)
-        assert read(rig, a_split(rig), chunk_bytes, reader) == wanted(0, 1, 7) + wanted(
-            0, 10, a_split(rig).end
-        )
-        assert reader.skipped == 4
+    check_read_up_to(rig, a_split(rig), 7, chunk_bytes)
 
 
-def test_blank_entries_of_the_queue_are_left_out() -> None:
+def test_so_are_blank_entries_of_the_queue() -> None:
     rig = a_store()
     path = f"{ROOT}/consumequeue/T0/0/{0:020d}"
     rig.disk.open(path).pwrite((0).to_bytes(8) + (0x7FFFFFFF).to_bytes(4) + bytes(8), 20 * 5)
-    reader = LocalSplitReader(rig.disk)
-    assert read(rig, a_split(rig), reader=reader) == wanted(0, 0, 5) + wanted(
-        0, 6, a_split(rig).end
-    )
-    assert reader.skipped == 1
+    check_read_up_to(rig, a_split(rig), 5, 1)
 
 
 def test_an_entry_that_points_at_another_record_hands_out_nothing_else() -> None:
@@ -203,7 +215,11 @@ def test_an_entry_that_points_at_another_record_hands_out_nothing_else() -> None
     other = rig.disk.open(f"{ROOT}/consumequeue/T1/1/{0:020d}").pread(20, 20 * 7)
     file.pwrite(other, 20 * 6)
     file.pwrite((1 << 62).to_bytes(8), 20 * 8)
-    assert read(rig, a_split(rig, end=8)) == [*wanted(0, 0, 5), *wanted(0, 7, 8)]
+    for bad in (5, 6):
+        check_read_up_to(rig, a_split(rig, end=8), 5, 1)
+        with pytest.raises(StoreCorrupt, match=f"at offset {bad} "):
+            read(rig, a_split(rig, start=bad, end=8))
+    assert read(rig, a_split(rig, start=7, end=8)) == wanted(0, 7, 8)
 
 
 @pytest.mark.parametrize("topic", ["T1", "T0x", "T"])
@@ -215,7 +231,8 @@ def test_an_entry_that_points_at_the_same_place_of_another_topic_hands_out_nothi
         rig.send([b"0-%d-" % n for n in range(3)], sequence=number, topic=name, queue_id=0)
     entry = rig.disk.open(f"{ROOT}/consumequeue/{topic}/0/{0:020d}").pread(20, 20)
     rig.disk.open(f"{ROOT}/consumequeue/T0/0/{0:020d}").pwrite(entry, 20)
-    assert read(rig, a_split(rig)) == [*wanted(0, 0, 1), *wanted(0, 2, 3)]
+    check_read_up_to(rig, a_split(rig), 1, 1)
+    assert read(rig, a_split(rig, start=2)) == wanted(0, 2, 3)
 
 
 def test_another_stores_files_are_refused() -> None:

@@ -58,7 +58,7 @@ def test_a_retry_has_another_broker_unless_the_route_shows_none_but_that_of_the_
         )
     )
     instance: Any = SimpleNamespace(
-        clock=None, routes=SimpleNamespace(publish={"orders": info}.get)
+        clock=None, link=None, routes=SimpleNamespace(publish={"orders": info}.get)
     )
     config = ProducerConfig(group="g")
     engine = SendEngine(instance, config, RoundRobin(), SimpleNamespace())  # type: ignore[arg-type]
@@ -70,15 +70,18 @@ def test_a_payload_stays_where_it_is_while_the_route_shows_no_queue_at_all() -> 
     shown: list[MessageQueue] = []
     instance: Any = SimpleNamespace(
         clock=SYSTEM_CLOCK,
+        link=None,
         watch_route=lambda _topic: None,
-        broker_address=ADDRESSES.get,
         routes=SimpleNamespace(
-            publish=lambda topic: PublishInfo(topic, tuple(shown), brokers=("broker-a", "broker-b"))
+            broker_address=ADDRESSES.get,
+            publish=lambda topic: PublishInfo(
+                topic, tuple(shown), brokers=("broker-a", "broker-b")
+            ),
         ),
     )
     choice = QueueChoice(SYSTEM_CLOCK, latency_fault=False)
     engine = SendEngine(instance, ProducerConfig(group="g"), RoundRobin(), choice)
-    payload: Any = SimpleNamespace(topic="orders")
+    payload: Any = SimpleNamespace(topic="orders", message_ids=("id",))
     send = engine.in_flight(payload, queue, False, 1_000.0, 0.0)
     send.follow(Decision(Step.ELSEWHERE))
     assert send.queue is queue
@@ -101,14 +104,16 @@ def test_what_is_stored_less_safely_is_the_result_when_no_better_place_is_found(
         "orders", (place, MessageQueue("orders", "broker-b", 0)), brokers=("broker-a", "broker-b")
     )
     instance: Any = SimpleNamespace(
-        clock=SYSTEM_CLOCK, routes=SimpleNamespace(publish=lambda _topic: info)
+        clock=SYSTEM_CLOCK, link=None, routes=SimpleNamespace(publish=lambda _topic: info)
     )
     config = ProducerConfig(
         group="g", retries=1, idempotent=False, retry_another_broker_when_not_store_ok=elsewhere
     )
     choice = QueueChoice(SYSTEM_CLOCK, latency_fault=False)
     engine = SendEngine(instance, config, RoundRobin(), choice)
-    payload: Any = SimpleNamespace(topic="orders", stored_at=lambda _answer: (7, 700))
+    payload: Any = SimpleNamespace(
+        topic="orders", message_ids=("id",), stored_at=lambda _answer: (7, 700)
+    )
     send = engine.in_flight(payload, place, False, 1_000.0, 0.0)
     send.address = Address("127.0.0.1", 10911)
     decision = send.ended(answer(SendStatus.FLUSH_DISK_TIMEOUT.value), 1.0)
@@ -125,7 +130,7 @@ def test_what_never_got_to_an_attempt_was_held_up_here_and_what_had_no_answer_ma
 ):
     queue = MessageQueue("orders", "broker-a", 0)
     instance: Any = SimpleNamespace(
-        clock=SYSTEM_CLOCK, routes=SimpleNamespace(publish=lambda _topic: None)
+        clock=SYSTEM_CLOCK, link=None, routes=SimpleNamespace(publish=lambda _topic: None)
     )
     engine = SendEngine(
         instance,
@@ -133,7 +138,7 @@ def test_what_never_got_to_an_attempt_was_held_up_here_and_what_had_no_answer_ma
         RoundRobin(),
         QueueChoice(SYSTEM_CLOCK, latency_fault=False),
     )
-    payload: Any = SimpleNamespace(topic="orders")
+    payload: Any = SimpleNamespace(topic="orders", message_ids=("id",))
     held = engine.in_flight(payload, queue, False, 1_000.0, 0.0)
     assert isinstance(held.error(1_000.0), BrokerBusy)
     lost = engine.in_flight(payload, queue, False, 1_000.0, 0.0)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rmq_ray.protocol.access.signature import matches, sign
+from rmq_ray.protocol.access import signature
+from rmq_ray.protocol.access.signature import KNOWN_CHARS_MAX, matches, sign
 
 KEY, SECRET = "rocketmq2", "12345678"
 HEART_BEAT = b'{"clientID":"c"}'
@@ -58,9 +59,9 @@ def test_another_request_or_secret_has_another_signature(
     assert not matches(fields, body, secret, sign(PULL, b"", SECRET))
 
 
-@pytest.mark.parametrize("signature", ["", "=", "é", "\ud800", "A" * 100])
-def test_what_is_no_signature_does_not_match(signature: str) -> None:
-    assert not matches(PULL, b"", SECRET, signature)
+@pytest.mark.parametrize("wrong", ["", "=", "é", "\ud800", "A" * 100])
+def test_what_is_no_signature_does_not_match(wrong: str) -> None:
+    assert not matches(PULL, b"", SECRET, wrong)
 
 
 def test_names_are_ordered_as_java_orders_them() -> None:
@@ -82,3 +83,11 @@ def test_a_query_by_unique_key_may_be_signed_with_and_without_its_mark() -> None
 
 def test_a_request_without_fields_can_be_signed() -> None:
     assert matches(None, b"b", SECRET, sign({}, b"b", SECRET))
+
+
+def test_names_of_any_length_are_ordered_and_long_ones_not_remembered() -> None:
+    long, known = {"z" * KNOWN_CHARS_MAX: "2", "a": "1"}, signature._known_order.cache_info
+    assert sign({"x": "12"}, b"", SECRET)
+    before = known()
+    assert sign(long, b"", SECRET) == sign({"x": "12"}, b"", SECRET)
+    assert (known().hits, known().currsize) == (before.hits + 1, before.currsize)

@@ -43,12 +43,30 @@ def joins(table: Followers, broker_id: int, written: int, end: int, now_ms: floa
 def test_without_a_controller_there_is_no_lease_to_have() -> None:
     table = Followers(2, 5_000, flush_counts=False)
     table.begin(100)
-    assert (
-        table.lease_until_ms == inf
-        and table.proposal(0) is None
-        and table.has_begun
-        and table.covered(77) == 77
-    )
+    assert table.lease_until_ms == inf and table.proposal(0) is None and table.covered(77) == 77
+
+
+def test_without_a_controller_what_was_found_is_shown_when_enough_copies_have_it() -> None:
+    table = Followers(3, 5_000, flush_counts=False)
+    table.begin(100)
+    assert not table.has_begun and table.confirmed == 0
+    joins(table, 1, 100, 100)
+    joins(table, 2, 99, 100)
+    assert not table.has_begun and table.in_sync == (1,), "one lacks a byte"
+    joins(table, 2, 100, 100)
+    assert table.has_begun and table.confirmed == 100
+    table.left(1)
+    table.left(2)
+    assert table.has_begun, "what was confirmed stays so"
+
+
+@pytest.mark.parametrize(("copies_min", "waits"), [(1, True), (2, False)])
+def test_what_was_found_is_shown_at_once_where_nobody_is_waited_for(
+    copies_min: int, waits: bool
+) -> None:
+    table = Followers(copies_min, 5_000, flush_counts=False, waits=waits)
+    table.begin(100)
+    assert table.has_begun and table.confirmed == 100
 
 
 def test_a_master_alone_in_its_set_leads_and_shows_what_it_has() -> None:

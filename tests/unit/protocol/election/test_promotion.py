@@ -256,6 +256,20 @@ def test_among_equals_the_former_master_stays() -> None:
     assert write(rules, 3_060).assignment.master == 0
 
 
+def test_among_equals_a_copy_without_broken_records_is_elected() -> None:
+    rules = vacant()
+    tell(rules, 3_050, r0=says(0, broken=2), r1=says(1, broken=1), r2=says(2, end=90))
+    assert write(rules, 3_060).assignment.master == 1
+
+
+def test_broken_records_are_no_reason_for_what_only_people_may_do() -> None:
+    rules = elected(automatic=False)
+    tell(rules, 100, r0=says(0, broken=2))
+    opened(rules, 110)
+    tell(rules, 120, r0=says(0, broken=2), r1=says(1), r2=says(2))
+    assert write(rules, 130).assignment.master == 0
+
+
 def test_only_a_member_of_the_set_is_elected() -> None:
     rules = vacant(members=(0, 1))
     tell(rules, 3_050, r1=says(1, end=100), r2=says(2, end=900))

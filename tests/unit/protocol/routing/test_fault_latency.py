@@ -7,8 +7,7 @@ import itertools
 import pytest
 
 from rmq_ray.model.ids import MessageQueue
-from rmq_ray.protocol.routing.fault_latency import (
-    ISOLATION_LATENCY_MS,
+from rmq_ray.protocol.routing.queue_selection import (
     LATENCY_MAX_MS,
     NOT_AVAILABLE_MS,
     FaultItem,
@@ -51,7 +50,7 @@ def test_the_highest_level_that_was_reached_decides_how_long_a_broker_is_kept_aw
 def test_an_isolated_broker_counts_as_one_that_took_30_s_and_is_away_for_600_s() -> None:
     faults = LatencyFaults()
     faults.update("a", 3.0, True, 1_000.0)
-    assert faults.items() == [FaultItem("a", ISOLATION_LATENCY_MS, 601_000.0, True)]
+    assert faults.items() == [FaultItem("a", 30_000.0, 601_000.0, True)]
     assert not faults.available("a", 600_999.9) and faults.available("a", 601_000.0)
     assert faults.available("never heard of", 0.0)
 

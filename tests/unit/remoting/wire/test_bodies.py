@@ -219,7 +219,7 @@ MEMBERS = [
             '"clientId":"10.0.0.2@14205#27568","language":"JAVA","version":407}]}',
         ),
         (
-            bodies_admin.encode_consume_queue(0, 2, [(1, 217, 2_598_920)]),
+            bodies_admin.encode_consume_queue(0, 2, [(1, 217, 2_598_920, False)]),
             '{"maxQueueIndex":2,"minQueueIndex":0,"queueData":[{"eval":false,'
             '"physicOffset":1,"physicSize":217,"tagsCode":2598920}]}',
         ),

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmq_ray.errors import FrameTooLarge, MalformedFrame
+from rmq_ray.remoting.wire import frame as frames
 from rmq_ray.remoting.wire.frame import (
     BINARY,
     FIELDS_MAX,
@@ -287,3 +288,38 @@ def test_flipped_bytes_are_read_or_refused(command: Command, flips: list[tuple[i
     except MalformedFrame:
         return
     assert isinstance(found, Command)
+
+
+ODD_JSON = st.sampled_from(
+    (
+        '{"code":1.0}',
+        '{"code":"7","opaque":null}',
+        '{"code":true}',
+        '{"code":1}x',
+        ' {"code":1} ',
+        '{"code":1,"code":2}',
+        '{"code":2147483648}',
+        '{"code":310,"extFields":{"a":"b","c":5,"d":null},"language":"GO"}',
+        '{"code":310,"extFields":{0:"b"},"version":407}',
+        '{"extFields":{"a":"\\ud800","b":"\x01"},"language":9}',
+        '{"extFields":{"a":"\\u0001x"},"language":"XX","serializeTypeCurrentRPC":"JSON"}',
+        '{"serializeTypeCurrentRPC":7,"unknown":{"deep":[[1]]},"remark":"r"}',
+        '{"unknown":' + "[" * 70 + "]" * 70 + "}",
+        "[]",
+    )
+)
+
+
+@settings(deadline=None)
+@given(ODD_JSON, st.lists(st.tuples(st.integers(0, 60), st.binary(max_size=3)), max_size=2))
+def test_both_readers_of_json_headers_agree(text: str, changes: list[tuple[int, bytes]]) -> None:
+    header = bytearray(text.encode("utf-8", "surrogatepass"))
+    for at, data in changes:
+        header[at : at + len(data)] = data
+    outcomes: list[Command | None] = []
+    for read in (frames._from_json, frames._from_odd_json):
+        try:
+            outcomes.append(read(memoryview(header), b""))
+        except MalformedFrame:
+            outcomes.append(None)
+    assert outcomes[0] == outcomes[1]

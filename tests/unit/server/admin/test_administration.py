@@ -138,6 +138,17 @@ def test_a_deleted_topic_and_its_offsets_are_gone_and_new_ones_begin_at_zero(ben
     )
 
 
+def test_one_topics_settings_are_told_or_that_there_is_none(bench: Bench) -> None:
+    create(bench, write_queues=4)
+    found = loads(
+        bytes(bench.ask(Code.GET_TOPIC_CONFIG, {"topic": "orders"}).body_bytes()).decode()
+    )
+    assert isinstance(found, dict)
+    assert (found["topicName"], found["readQueueNums"], found["writeQueueNums"]) == ("orders", 8, 4)
+    absent = bench.ask(Code.GET_TOPIC_CONFIG, {"topic": "absent"})
+    assert absent.code == ResponseCode.TOPIC_NOT_EXIST
+
+
 def test_all_topics_come_with_their_version(bench: Bench) -> None:
     create(bench)
     topics, version = bodies.decode_topic_configs(bench.ask(Code.GET_ALL_TOPIC_CONFIG).body)

@@ -17,8 +17,8 @@ from rmq_ray.model.topics import DataVersion, TopicConfig
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.replicas import LogPiece, pack_piece
 from rmq_ray.server.base.identity import Identity
-from rmq_ray.server.broker.registration import BrokerRegistration
-from rmq_ray.server.slave.replica_stream import ReplicaStream, Threads
+from rmq_ray.server.broker.registration import BrokerRegistration, NameServers
+from rmq_ray.server.slave.replica_stream import ReplicaStream, StreamEvents, Threads
 from tests.support.waiting import loop_turns
 
 TURNS = range(6)
@@ -34,11 +34,8 @@ def test_a_registration_stops_also_while_it_is_told_of_a_change(count: int) -> N
         fatal: list[object] = []
         told = BrokerRegistration(
             Identity("broker-a", 0, "c", boot_ms=0),
-            ("127.0.0.1:9",),
-            None,
-            RemotingLimits(),
+            NameServers(("127.0.0.1:9",), None, RemotingLimits(), 30_000),
             SYSTEM_CLOCK,
-            30_000,
             no_tables,
             lambda _: None,
             fatal.append,
@@ -89,9 +86,7 @@ def test_a_stream_that_is_cancelled_while_its_disk_fails_is_cancelled(count: int
             store,
             Threads(disk, disk),
             1 << 20,
-            lambda: None,
-            lambda _end, _opened: None,
-            lambda _end: None,
+            StreamEvents(lambda: None, lambda _end, _opened: None, lambda _end: None),
             False,
         )
         task = asyncio.create_task(stream.run())

@@ -15,7 +15,7 @@ from rmq_ray.config import BrokerConfig, RemotingLimits, StoreConfig
 from rmq_ray.errors import ConnectFailed, StoreNotReady
 from rmq_ray.model.topics import DataVersion, TopicConfig
 from rmq_ray.server.base.identity import Identity
-from rmq_ray.server.broker.registration import BrokerRegistration
+from rmq_ray.server.broker.registration import BrokerRegistration, NameServers
 from tests.support.waiting import loop_turns
 
 DEFAULT_MS = BrokerConfig(StoreConfig("/s")).register_interval_ms
@@ -36,11 +36,8 @@ def pauses(monkeypatch: pytest.MonkeyPatch, period_ms: int, turns: list[Turn]) -
         done = asyncio.Event()
         told = BrokerRegistration(
             Identity("broker-a", 0, "c", boot_ms=0),
-            ("127.0.0.1:9",),
-            None,
-            RemotingLimits(),
+            NameServers(("127.0.0.1:9",), None, RemotingLimits(), period_ms),
             SYSTEM_CLOCK,
-            period_ms,
             nothing,
             print,
             print,
@@ -115,11 +112,8 @@ def test_a_changed_topic_is_told_without_waiting_for_the_next_turn() -> None:
     async def story() -> int:
         told = BrokerRegistration(
             Identity("broker-a", 0, "c", boot_ms=0),
-            ("127.0.0.1:9",),
-            None,
-            RemotingLimits(),
+            NameServers(("127.0.0.1:9",), None, RemotingLimits(), DEFAULT_MS),
             SYSTEM_CLOCK,
-            DEFAULT_MS,
             nothing,
             print,
             print,

@@ -127,6 +127,18 @@ def test_a_clock_that_was_set_back_delivers_now_what_would_wait_longer_than_its_
     assert [record.body for record in records(bench)] == [b"x"]
 
 
+def test_what_was_stored_while_the_clock_was_ahead_keeps_nothing_behind_it_waiting(
+    bench: Bench,
+) -> None:
+    bench.clock.advance_ms(3_600_000)
+    send(bench, b"ahead", 1)
+    bench.core._deliver()
+    bench.clock.advance_ms(-3_600_000)
+    send(bench, b"behind", 1)
+    advance(bench, 1_000)
+    assert [record.body for record in records(bench)] == [b"ahead", b"behind"]
+
+
 def test_offsets_are_written_each_ten_seconds_and_continue_after_a_restart(tmp_path: Path) -> None:
     bench = Bench(tmp_path).open()
     send(bench, b"first", 1)

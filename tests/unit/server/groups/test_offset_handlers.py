@@ -53,6 +53,26 @@ def update(
     )
 
 
+@pytest.mark.parametrize(("epoch", "taken"), [("1", None), ("2", "8")])
+def test_what_was_read_of_a_log_that_was_cut_since_is_not_committed_though_the_queue_has_grown(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, epoch: str, taken: str | None
+) -> None:
+    """Read up to 8, cut to 5, grown to 10: nobody of epoch 1 has seen 5, 6 and 7."""
+    bench.send(bodies_=[b"x"] * 5)
+    store = bench.core.keeper.store
+    assert store is not None
+    monkeypatch.setattr(type(store), "epochs", ((1, 0), (2, store.end_offset)))
+    monkeypatch.setattr(type(store), "epoch", 2)
+    bench.send(bodies_=[b"y"] * 5)
+    fields = {"consumerGroup": "billing", "topic": "orders", "queueId": "0"}
+    named = {**fields, "rmqClient": "reader", "rmqLogEpoch": epoch}
+    bench.ask(Code.UPDATE_CONSUMER_OFFSET, {**named, "commitOffset": "8"})
+    stored = bench.core.tables.offsets.query("orders", "billing", 0)
+    assert stored == (None if taken is None else int(taken))
+    bench.ask(Code.UPDATE_CONSUMER_OFFSET, {**named, "commitOffset": "5"})
+    assert bench.core.tables.offsets.query("orders", "billing", 0) == (stored or 5)
+
+
 def test_a_group_that_only_commits_is_known_and_stays_so(tmp_path: Path) -> None:
     bench = Bench(tmp_path).open()
     answer = update(bench, 7, "spark")
@@ -143,7 +163,7 @@ def test_a_consumer_is_no_administrator_of_its_group_even_after_it_left(bench: B
     )
 
 
-@pytest.mark.seed("S4-226", "S4-026", "S3-146", "S4-113")
+@pytest.mark.seed("S4-226", "S4-026", "S3-145", "S3-146", "S4-113")
 def test_offsets_are_written_after_ten_seconds_and_then_each_five(bench: Bench) -> None:
     path = Path(bench.config.store.path) / "config" / "consumerOffset.json"
     update(bench, 1)
@@ -157,6 +177,15 @@ def test_offsets_are_written_after_ten_seconds_and_then_each_five(bench: Bench) 
     bench.clock.advance_ms(5_000)
     bench.core.tick()
     assert loads(path.read_text()) == {"offsetTable": {"orders@billing": {0: 2}}}
+
+
+def test_a_group_that_is_set_back_is_written_at_once(bench: Bench) -> None:
+    """A broker that is killed before the next write would know the reset no more."""
+    path = Path(bench.config.store.path) / "config" / "consumerOffset.json"
+    update(bench, 100)
+    assert not path.exists()
+    update(bench, 50)
+    assert loads(path.read_text()) == {"offsetTable": {"orders@billing": {0: 50}}}
 
 
 @pytest.mark.seed("S4-227")
@@ -239,3 +268,51 @@ def test_bounds_of_many_topics_in_one_request(bench: Bench) -> None:
         bench.ask(Code.QUEUE_BOUNDS, None, json.dumps("x").encode()).code
         == ResponseCode.SYSTEM_ERROR
     )
+
+
+def test_a_commit_that_only_rises_leaves_what_is_higher(bench: Bench) -> None:
+    """Two members hold a queue for a moment after an election, and one is behind."""
+    ahead, behind = FakePeer(port=1), FakePeer(port=2)
+    bench.heartbeat(ahead, client_id="c1")
+    bench.heartbeat(behind, client_id="c2")
+    update(bench, 100, peer=ahead)
+    bench.core.tables.offsets.pulled("orders", "billing", 0, "c2")
+    refused = bench.core.tables.offsets.refused
+    fields = {"consumerGroup": "billing", "topic": "orders", "queueId": "0", "rmqClient": "c2"}
+    for offset, stored in (("60", "100"), ("120", "120")):
+        rising = {**fields, "commitOffset": offset, "rmqIncreaseOnly": "true"}
+        answer = bench.ask(Code.UPDATE_CONSUMER_OFFSET, rising, peer=behind)
+        assert answer.code == 0 and query(bench).fields == {"offset": stored}
+    assert bench.core.tables.offsets.refused == refused + 1
+    bench.ask(Code.UPDATE_CONSUMER_OFFSET, {**fields, "commitOffset": "60"}, peer=behind)
+    assert query(bench).fields == {"offset": "60"}, "who says nothing may go back"
+
+
+def test_all_offsets_or_those_that_changed_since(bench: Bench) -> None:
+    update(bench, 5)
+    first = bench.ask(Code.GET_ALL_CONSUMER_OFFSET)
+    assert "rmqSince" not in first.fields
+    update(bench, 7, group="other")
+    later = bench.ask(Code.GET_ALL_CONSUMER_OFFSET, {"rmqSince": first.fields["rmqChange"]})
+    assert later.fields["rmqSince"] == first.fields["rmqChange"] != later.fields["rmqChange"]
+    assert bodies_admin.decode_offset_table(later.body) == {"orders@other": {0: 7}}
+    lost = bench.ask(Code.GET_ALL_CONSUMER_OFFSET, {"rmqSince": "1000"})
+    assert "rmqSince" not in lost.fields
+    assert len(bodies_admin.decode_offset_table(lost.body)) == 2
+
+
+def test_a_stored_offset_names_the_epoch_if_asked_and_is_not_told_while_the_log_is_read_again(
+    bench: Bench,
+) -> None:
+    """It may lie beyond what is left of the log: who began there would skip what is stored next."""
+    update(bench, 100)
+    fields = {"consumerGroup": "billing", "topic": "orders", "queueId": "0"}
+    store = bench.core.keeper.store
+    assert store is not None and query(bench).fields == {"offset": "100"}
+    told = bench.ask(Code.QUERY_CONSUMER_OFFSET, {**fields, "rmqWithEpoch": "true"})
+    assert told.fields == {"offset": "100", "rmqLogEpoch": str(store.epoch)}
+    bench.core.keeper.store = None
+    try:
+        assert query(bench).code not in (0, ResponseCode.QUERY_NOT_FOUND)
+    finally:
+        bench.core.keeper.store = store

@@ -21,7 +21,7 @@ from rmq_ray.remoting.wire.headers import HeaderInvalid
 from rmq_ray.server.namesrv.name_server import NameServer
 from tests.support.faults.fake_peer import FakePeer
 
-V1 = DataVersion(1, 100)
+V1, V2 = DataVersion(1, 100), DataVersion(2, 200)
 TOPICS = {"orders": TopicConfig("orders", 4, 4)}
 
 
@@ -151,7 +151,7 @@ def test_the_compressed_form_of_a_registration_is_read_too() -> None:
 
 def test_a_registration_with_a_wrong_checksum_changes_nothing_and_others_are_taken() -> None:
     world = World()
-    right = zlib.crc32(bodies.encode_registration(TOPICS, V1)) & 0x7FFFFFFF
+    right = crc(bodies.encode_registration(TOPICS, V1))
     wrong = world.register(bodyCrc32=str(right ^ 1))
     assert (wrong.code, wrong.remark) == (ResponseCode.SYSTEM_ERROR, "crc32 not match")
     assert world.route().code == ResponseCode.TOPIC_NOT_EXIST
@@ -200,6 +200,61 @@ def test_a_missing_field_is_named() -> None:
         World().ask(RequestCode.REGISTER_BROKER, {"brokerAddr": "h:1"})
     with pytest.raises(HeaderInvalid, match="topic"):
         World().ask(RequestCode.GET_ROUTEINFO_BY_TOPIC)
+
+
+def signed(world: World, topics=TOPICS, version=V1, **more) -> Command:
+    """A registration with its checksum, as brokers send it."""
+    body = bodies.encode_registration(topics, version)
+    return world.register(topics=topics, version=version, bodyCrc32=str(crc(body)), **more)
+
+
+def crc(body: bytes) -> int:
+    return zlib.crc32(body) & 0x7FFFFFFF
+
+
+def test_a_table_that_comes_again_byte_by_byte_is_not_read_again_until_it_has_to_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read: list[int] = []
+    decode = bodies.decode_registration
+    monkeypatch.setattr(
+        bodies,
+        "decode_registration",
+        lambda body, **form: (read.append(len(body)), decode(body, **form))[1],
+    )
+    world, peer = World(), FakePeer()
+
+    def reads(**more) -> int:
+        before = len(read)
+        assert signed(world, peer=peer, **more).code == ResponseCode.SUCCESS
+        return len(read) - before
+
+    assert [reads(), reads(), reads()] == [1, 0, 0]
+    assert "orders" in world.server._routes.topics()
+    assert reads(topics={**TOPICS, "more": TopicConfig("more", 1, 1)}, version=V2) == 1
+    assert world.route("more").code == ResponseCode.SUCCESS
+    assert reads(broker_id=1) == 1, "the same table in another role"
+    assert reads(broker_id=1) == 0
+    assert reads() == 1, "promoted"
+    world.server.closed(peer)
+    assert world.route().code == ResponseCode.TOPIC_NOT_EXIST
+    assert reads() == 1, "the broker was forgotten meanwhile"
+    assert world.route().code == ResponseCode.SUCCESS
+    before = len(read)
+    world.register()
+    world.register()
+    assert len(read) - before == 2, "without a checksum nobody knows"
+
+
+def test_a_table_that_comes_again_counts_as_a_sign_of_life() -> None:
+    world = World()
+    signed(world)
+    for _ in range(200):
+        world.clock.advance_ms(1_000)
+        if world.clock.monotonic_ms() % 30_000 == 0:
+            signed(world)
+        world.server.tick(world.clock.now_ms())
+    assert world.route().code == ResponseCode.SUCCESS
 
 
 def test_asking_for_the_data_version_tells_whether_a_registration_is_needed() -> None:

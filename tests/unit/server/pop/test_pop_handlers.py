@@ -38,6 +38,7 @@ from rmq_ray.remoting.wire.pops import (
     unpack_popped,
     unpack_stale,
 )
+from rmq_ray.store.front.message_store import MessageStore
 from rmq_ray.store.reading import log_reader
 from tests.support.brokers.broker_bench import Bench
 from tests.support.faults.fake_peer import FakePeer
@@ -506,7 +507,7 @@ def test_what_a_cut_log_lost_is_not_skipped_when_other_messages_come_in_its_plac
 def test_a_queue_that_is_read_from_a_cold_disk_is_left_alone_meanwhile(
     bench: Bench, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rmq_ray.server.pop.pop_handlers.is_cold_pull", lambda *_: True)
+    monkeypatch.setattr(MessageStore, "is_cold_pull", lambda *_: True)
     other = Worker(bench, 50_002)
     other.beat()
     bench.send(TOPIC, 0, [b"a", b"b"])
@@ -526,7 +527,7 @@ def test_a_queue_that_is_read_from_a_cold_disk_is_left_alone_meanwhile(
 def test_a_cold_message_comes_again_as_any_other(
     bench: Bench, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rmq_ray.server.pop.pop_service.is_cold", lambda *_: True)
+    monkeypatch.setattr(MessageStore, "is_cold", lambda *_: True)
     bench.send(TOPIC, 0, [b"a"])
     (leased,) = worker.pop()
     worker.settle(leased, 1, Settle.CHANGE, 0)

@@ -48,10 +48,18 @@ class SilentHold(InlineHold):
         self.calls.append(("arrived", topic, queue_id, max_offset, codes))
 
 
+def no_offset(_topic: str, _queue_id: int) -> int:
+    return 0
+
+
+def inline(on_wake: OnWake, _max_offset: object) -> InlineHold:
+    return InlineHold(on_wake)
+
+
 def pulls(parked_max: int = 100) -> tuple[ParkedPulls[str], list[str]]:
     answered: list[str] = []
     return ParkedPulls(
-        lambda request, peer: answered.append(request), InlineHold, parked_max
+        lambda request, peer: answered.append(request), inline, no_offset, parked_max
     ), answered
 
 
@@ -59,12 +67,12 @@ def silent_pulls() -> tuple[ParkedPulls[str], list[str], SilentHold]:
     answered: list[str] = []
     holds: list[SilentHold] = []
 
-    def make(on_wake: OnWake) -> SilentHold:
+    def make(on_wake: OnWake, _max_offset: object) -> SilentHold:
         holds.append(SilentHold(on_wake))
         return holds[0]
 
     return (
-        ParkedPulls(lambda request, peer: answered.append(request), make, 100),
+        ParkedPulls(lambda request, peer: answered.append(request), make, no_offset, 100),
         answered,
         holds[0],
     )

@@ -161,6 +161,16 @@ def test_an_answer_that_is_late_ends_no_session(master: Master) -> None:
     )
 
 
+def test_what_was_not_answered_is_asked_again_when_all_others_were(master: Master) -> None:
+    store, late = master.slave(), raising(RequestTimeout("no answer"))
+    broken = COUNT - 2
+    master.answer = lambda asked, command: (late if len(master.asked) <= broken else master.log)(
+        asked, command
+    )
+    assert master.sessions(store, broken + 1) == (broken, []) and not store.broken_stretches()
+    assert master.offsets == master.places[:broken] * 2
+
+
 def test_a_busy_master_is_asked_again_in_the_next_session(master: Master) -> None:
     master.answer = refusing(ResponseCode.SYSTEM_BUSY)
     assert master.sessions(master.slave(), 2) == (0, []) and master.offsets == master.places[:1] * 2

@@ -114,6 +114,7 @@ def poll(master: Bench, peer: FakePeer, store: FollowerStore, **changes: int) ->
     return master.ask(Code.REPLICATE, None, pack_replicate(Replicate(**(asked | changes))), peer)
 
 
+@pytest.mark.seed("S4-112")
 def test_a_slave_serves_pulls_and_keeps_no_offsets(tmp_path: Path) -> None:
     master = filled(tmp_path / "m", 1 << 30)
     bench = slave(tmp_path / "s", master)

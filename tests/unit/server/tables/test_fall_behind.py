@@ -132,10 +132,10 @@ def test_all_groups_are_told_at_once_with_the_lag_of_all_of_them(bench: Bench) -
     ] == [1]
     assert len(ordered["offsetTable"]) == 1
     told = bodies_admin.encode_broker_consume_stats(
-        "a:1", {"g": [{MessageQueue("orders", "broker-a", 0): Progress(3, 1, first_ms)}]}
+        "a:1", {"g": [({MessageQueue("orders", "broker-a", 0): Progress(3, 1, first_ms)}, 1.5)]}
     )
     assert told == (
-        b'{"brokerAddr":"a:1","consumeStatsList":[{"g":[{"consumeTps":0.0,'
+        b'{"brokerAddr":"a:1","consumeStatsList":[{"g":[{"consumeTps":1.5,'
         b'"offsetTable":{{"brokerName":"broker-a","queueId":0,"topic":"orders"}:'
         b'{"brokerOffset":3,"consumerOffset":1,"lastTimestamp":%d}}}]}],"totalDiff":2}' % first_ms
     )

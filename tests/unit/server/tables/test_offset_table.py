@@ -119,3 +119,34 @@ def test_the_age_of_an_offset_is_that_of_its_last_commit_moved_or_not() -> None:
     assert table.committed_age_ms("orders", "billing", 1) is None
     table.forget_group("billing")
     assert table.committed_age_ms("orders", "billing", 0) is None
+
+
+def test_a_slave_is_told_what_changed_since_it_asked_or_to_take_all() -> None:
+    table = OffsetTable(ManualClock())
+    table.load({("orders", "billing"): {0: 5, 1: 6}, ("clicks", "billing"): {0: 1}})
+    known = table.changes
+    assert table.since(known) == {} and table.since(known + 1) is None
+    table.commit("orders", "billing", 1, 7, "one")
+    table.commit("orders", "billing", 1, 7, "one")
+    assert table.changes == known + 1, "the same offset again changes nothing"
+    table.commit("clicks", "other", 0, 3, "one")
+    table.commit("orders", "billing", 0, 9, "one")
+    assert table.since(known) == {("orders", "billing"): {0: 9, 1: 7}, ("clicks", "other"): {0: 3}}
+    assert table.since(known + 2) == {("orders", "billing"): {0: 9, 1: 7}}
+    known = table.changes
+    table.forget_group("other")
+    assert table.since(known) is None, "that a group is gone is no offset"
+    known = table.changes
+    assert table.clamp(lambda _topic, _queue_id: 8) == 1
+    assert table.since(known) is None and table.since(table.changes) == {}
+
+
+def test_what_a_slave_was_told_is_merged_into_what_it_knows() -> None:
+    table = OffsetTable(ManualClock())
+    table.load({("orders", "billing"): {0: 5, 1: 6}, ("clicks", "billing"): {0: 1}})
+    table.merge({("orders", "billing"): {0: 9, 1: 7}, ("orders", "new"): {0: 2}})
+    assert table.dirty and table.tables() == {
+        ("orders", "billing"): {0: 9, 1: 7},
+        ("orders", "new"): {0: 2},
+        ("clicks", "billing"): {0: 1},
+    }

@@ -503,7 +503,7 @@ def test_a_restart_knows_what_ended_and_what_did_not(
     bench.close()
 
 
-class Killed(Exception):
+class Killed(BaseException):
     """The process ends here."""
 
 

@@ -9,9 +9,8 @@ import random
 import numpy as np
 import pytest
 
-from rmq_ray.codec.frame_encoder import encode_frame
 from rmq_ray.codec.record import BLANK, BLANK_MAGIC, decode_record, pack_host_v4
-from rmq_ray.codec.record_batch import MARK_BYTES, read_mark
+from rmq_ray.codec.record_batch import MARK_BYTES, encode_frame, read_mark
 from rmq_ray.model.ids import FrameId
 from rmq_ray.store.frames.deduplication import DeduplicationCache
 from rmq_ray.store.frames.frame_check import check_frame, patch_frame
@@ -169,9 +168,9 @@ def test_an_incomplete_frame_at_the_end_is_told_and_one_in_the_middle_counted() 
         and FrameTracker.incomplete_at_end(records.part(0, 103)) == 100
     )
     windows = DeduplicationCache(2_000, 600_000)
-    assert FrameTracker(windows, 0).add(records.part(0, 103)) == 0  # at the end the caller decides
+    assert FrameTracker(windows).add(records.part(0, 103)) == 0  # at the end the caller decides
     middle = records.select(np.array([*range(100, 102), *range(10)]))
-    assert FrameTracker(windows, 0).add(middle) == 1
+    assert FrameTracker(windows).add(middle) == 1
 
 
 def test_a_window_holds_a_producers_last_frames_and_knows_that_there_were_older_ones() -> None:
@@ -181,9 +180,6 @@ def test_a_window_holds_a_producers_last_frames_and_knows_that_there_were_older_
     slow, quick = DeduplicationCache(8, 600_000), DeduplicationCache(8, 600_000)
     records = scanned(log)
     for row in own_marks(records).rows.tolist():  # one by one nothing is skipped
-        FrameTracker(slow, 0).add(records.part(row, row + (2 if row >= 50 else 1)))
-    FrameTracker(quick, 0).add(records)
+        FrameTracker(slow).add(records.part(row, row + (2 if row >= 50 else 1)))
+    FrameTracker(quick).add(records)
     assert quick.snapshot() == slow.snapshot() and len(quick.snapshot()[0][3]) == 8
-    late = DeduplicationCache(8, 600_000)
-    FrameTracker(late, 1_045).add(records)
-    assert [len(window[3]) for window in late.snapshot()] == [5]

@@ -29,6 +29,7 @@ from rmq_ray.model.hashing import java_hash
 from rmq_ray.model.pulling import GetMessageStatus
 from rmq_ray.model.topics import SCHEDULE_TOPIC
 from rmq_ray.store.front.message_store import MessageStore, StoredMessage, StoreState
+from rmq_ray.store.queue.dispatcher import Dispatcher, DispatchRules
 from rmq_ray.store.reading.retention import Room
 from rmq_ray.store.replication.follower_store import FollowerStore
 from tests.support.brokers.store_rig import BORN, HOST, ROOT, StoreRig, make_frame, small_config
@@ -83,6 +84,22 @@ def test_a_repeat_is_answered_with_the_first_result_and_not_stored() -> None:
         again.store_ms,
     ) == (0, 0, first.end_log_offset, first.store_ms)
     assert rig.bodies() == [b"a", b"b", b"other"]
+
+
+@pytest.mark.parametrize("jump_ms", [3_600_000, -3_600_000])
+def test_a_repeat_is_known_though_the_clock_jumps(jump_ms: int) -> None:
+    rig = StoreRig()
+    rig.send([b"a"], producer=1)
+    rig.clock.jump_ms(jump_ms)
+    rig.send([b"b"], producer=2)
+    rig.store.flush()
+    assert rig.send([b"a"], producer=1).repeat and rig.send([b"b"], producer=2).repeat
+    rig.clock.jump_ms(-jump_ms)
+    rig.send([b"c"], producer=3)
+    rig.store.flush()
+    again = rig.next_life(rig.disk.survivor(keep_all))
+    for life in (rig, again):
+        assert life.send([b"a"], producer=1).repeat and life.send([b"b"], producer=2).repeat
 
 
 def test_a_sequence_number_with_other_bytes_is_refused() -> None:
@@ -193,6 +210,7 @@ def test_ipv6_hosts_fit_single_messages() -> None:
     rig.store.append_message(StoredMessage("T", 0, b"x", born_host=("2001:db8::1", 7)))
     rig.store.set_store_host(("fe80::2", 10911))
     rig.store.append_message(StoredMessage("T", 0, b"y", born_host=("2001:db8::1", 8)))
+    assert rig.store.earliest_store_ms("T") == rig.clock.now_ms()
     first, second = rig.records(0, "T")
     assert (first.born_host, first.store_host, first.store_ms) == (
         ("2001:db8::1", 7),
@@ -228,7 +246,7 @@ def test_delayed_records_carry_their_delivery_time_as_tags_code() -> None:
         broker_name="b",
         store_host=HOST,
         files=CrashFileSystem(),
-        delay_ms={3: 10_000}.get,
+        rules=DispatchRules({3: 10_000}.get),
     )
     store.open(True)
     store.recover()
@@ -830,3 +848,44 @@ def test_what_was_not_synced_is_not_removed_however_full_the_disk_is() -> None:
     rig.send([b"goes on"], 12)
     store.flush()
     assert store.opened.log.durable == store.end_offset
+
+
+# --- what is no fault of the disk, and what passes ------------------------------------------------
+
+
+@pytest.mark.parametrize(("action", "part"), [("unlink", "abort"), ("pwrite", "consumequeue")])
+def test_a_stop_that_the_disk_spoils_gives_the_locks_back(action: str, part: str) -> None:
+    rig = StoreRig(config=SYNC)
+    rig.send([b"a"], 0)
+    rig.disk.fail_next(action, part)
+    rig.store.shutdown()
+    assert not rig.disk.faults, "the fault was met"
+    again = StoreRig(rig.disk, config=SYNC, create=False)
+    assert again.bodies() == [b"a"]
+    again.store.shutdown()
+
+
+def test_a_write_that_ended_half_way_for_want_of_memory_is_found_when_the_log_is_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is in the log and in no queue: whoever asks again must not be told that it is stored."""
+    rig = StoreRig()
+    rig.send([b"a"], 0)
+    records, sizes = make_frame([b"b"], sequence=1)
+
+    def without_memory(*_arguments: object) -> bool:
+        raise MemoryError
+
+    def send() -> bool:
+        return rig.store.append_frame(bytearray(records), sizes, BORN).repeat
+
+    with monkeypatch.context() as patch, pytest.raises(AppendUnknown, match="MemoryError"):
+        patch.setattr(Dispatcher, "dispatch", without_memory)
+        send()
+    assert rig.store.state is StoreState.FAILED
+    with pytest.raises(StoreFailed):
+        send()
+    rig.store.reopen()
+    assert send()
+    rig.send([b"c"], 2)
+    assert rig.bodies() == [b"a", b"b", b"c"]

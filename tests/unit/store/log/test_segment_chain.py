@@ -4,13 +4,15 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from rmq_ray.clock import ManualClock
 from rmq_ray.codec.store_files import segment_name
 from rmq_ray.config import StoreConfig
-from rmq_ray.errors import StoreCorrupt, StoreFull
-from rmq_ray.store.log.segment_chain import SegmentChain
+from rmq_ray.errors import StoreCorrupt, StoreFailed, StoreFull
+from rmq_ray.store.log.segment_chain import Segment, SegmentChain
 from tests.support.faults.crash_fs import CrashFileSystem, keep_none
 
 LOG = "/store/commitlog"
@@ -117,3 +119,37 @@ def test_the_oldest_goes_first_and_the_last_stays() -> None:
     assert held is not None and chain.remove_first() and not chain.remove_first()
     assert (chain.begin, disk.list_dir(LOG)) == (SIZE, [segment_name(SIZE)])
     assert chain.find(0) is None and chain.ensure(2 * SIZE).start == 2 * SIZE
+
+
+def test_a_segment_whose_file_stays_keeps_its_place() -> None:
+    """Else the next removal would leave a gap, and the next start finds a log with a hole."""
+    disk = CrashFileSystem()
+    chain = chain_on(disk)
+    for start in (0, SIZE, 2 * SIZE):
+        chain.ensure(start)
+    disk.fail_next("unlink", segment_name(0))
+    with pytest.raises(StoreFailed):
+        chain.remove_first()
+    assert chain.begin == 0 and chain.find(0) is not None
+    assert chain.remove_first() and chain.remove_first()
+    assert chain_on(disk).begin == 2 * SIZE
+
+
+def test_the_thread_that_makes_segments_survives_what_is_no_fault_of_the_disk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chain = chain_on(CrashFileSystem(), ahead=True)
+    make, failed = SegmentChain._make, threading.Event()
+
+    def without_memory(one: SegmentChain, start: int) -> Segment:
+        if threading.current_thread() is not threading.main_thread() and not failed.is_set():
+            failed.set()
+            raise MemoryError
+        return make(one, start)
+
+    monkeypatch.setattr(SegmentChain, "_make", without_memory)
+    chain.ensure(0)
+    assert failed.wait(10), "the one behind is made ahead"
+    for start in (SIZE, 2 * SIZE, 3 * SIZE):
+        assert chain.ensure(start).start == start
+    chain.close()

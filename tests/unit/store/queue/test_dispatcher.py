@@ -10,15 +10,14 @@ import numpy as np
 import pytest
 
 from rmq_ray.clock import ManualClock
-from rmq_ray.codec.frame_encoder import encode_frame
 from rmq_ray.codec.record import tags_code
-from rmq_ray.codec.record_batch import CheckedFrame
+from rmq_ray.codec.record_batch import CheckedFrame, encode_frame
 from rmq_ray.codec.store_files import ENTRY
 from rmq_ray.files import FileSystem
 from rmq_ray.model.ids import FrameId
 from rmq_ray.model.message import SysFlag
 from rmq_ray.store.frames.frame_check import check_frame
-from rmq_ray.store.queue.dispatcher import Dispatcher
+from rmq_ray.store.queue.dispatcher import Dispatcher, DispatchRules
 from rmq_ray.store.queue.index_service import IndexService
 from rmq_ray.store.queue.queue_table import QueueTable
 
@@ -34,7 +33,9 @@ class Rig:
     def __init__(self, path: Path, indexed: bool = True) -> None:
         self.queues = QueueTable(str(path / "q"), 16, FileSystem())
         self.index = IndexService(str(path / "i"), 7, 300, FileSystem(), ManualClock())
-        self.dispatcher = Dispatcher(self.queues, self.index if indexed else None, LEVELS_MS.get, 3)
+        self.dispatcher = Dispatcher(
+            self.queues, self.index if indexed else None, DispatchRules(LEVELS_MS.get, 3)
+        )
 
     def entries(self, topic: str = "T", queue_id: int = 1) -> list[tuple[int, int, int]]:
         queue = self.queues.find(topic, queue_id)
@@ -138,16 +139,18 @@ def test_transaction_types_decide_who_is_queued_and_indexed(
 
 
 def test_in_the_schedule_topic_the_code_is_the_time_of_delivery() -> None:
-    dispatcher = Dispatcher(QueueTable("/q", 16, FileSystem()), None, LEVELS_MS.get, 18)
+    dispatcher = Dispatcher(
+        QueueTable("/q", 16, FileSystem()), None, DispatchRules(LEVELS_MS.get, 18)
+    )
     assert dispatcher.delay_tags_code("2", STORE_MS) == STORE_MS + 5_000
     assert dispatcher.delay_tags_code("7", STORE_MS) == STORE_MS + 1_000  # a level without a delay
     assert [
         dispatcher.delay_tags_code(text, STORE_MS) for text in ("0", "-1", "", "x", "1.5", "²")
     ] == [0] * 6
     assert (
-        Dispatcher(QueueTable("/q", 16, FileSystem()), None, LEVELS_MS.get, 3).delay_tags_code(
-            "99", STORE_MS
-        )
+        Dispatcher(
+            QueueTable("/q", 16, FileSystem()), None, DispatchRules(LEVELS_MS.get, 3)
+        ).delay_tags_code("99", STORE_MS)
         == STORE_MS + 10_000
     )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -569,3 +570,24 @@ def test_topics_and_keys_that_only_share_a_hash_are_not_mixed_up() -> None:
                 f"{topic} {key}"
             ], "all four have one hash in the index"
     assert java_hash("Aa#CC") == java_hash("BB#CC") == java_hash("Aa#Bb") == java_hash("BB#Bb")
+
+
+def test_a_query_finds_what_another_thread_is_about_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = a_service(tmp_path)
+    service.put("T", ("key",), 1000, START_MS)
+    write, begun, go = service._put_arrays, threading.Event(), threading.Event()
+
+    def slow(*items: Any) -> None:
+        begun.set()
+        go.wait(10)
+        write(*items)
+
+    monkeypatch.setattr(service, "_put_arrays", slow)
+    flusher = threading.Thread(target=service.flush)
+    flusher.start()
+    assert begun.wait(10)
+    threading.Timer(0.2, go.set).start()
+    assert service.query("T", "key", 1, 0, FOREVER) == [1000]
+    flusher.join()

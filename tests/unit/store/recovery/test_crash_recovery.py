@@ -406,10 +406,47 @@ def test_windows_of_repeats_come_back_from_checkpoint_and_log() -> None:
         assert len(after.bodies()) == 21
 
 
+def test_without_our_checkpoint_frames_that_may_be_sent_again_are_still_known() -> None:
+    rig = rig_of(FlushMode.ASYNC_FLUSH, segment_bytes=4096)
+    assert rig.store._checkpointer is not None
+    for number in range(15):
+        rig.send([b"%d" % number * 1_000], number)
+        rig.clock.advance_ms(1_000)
+        rig.store._checkpointer.write(thorough=True)  # RocketMQ's file, too
+    assert rig.store.end_offset > 4 * 4096
+    after = rig.next_life(_without_checkpoint(rig.disk.survivor(keep_all)))
+    assert after.report.way == "RocketMQ's rule"
+    assert all(after.send([b"%d" % number * 1_000], number).repeat for number in range(15))
+
+
 def _without_checkpoint(disk: CrashFileSystem) -> CrashFileSystem:
     path = f"{ROOT}/rmq_ray/checkpoint"
     del disk.names[path], disk.stable_names[path]
     return disk
+
+
+@pytest.mark.parametrize("flush", [FlushMode.ASYNC_FLUSH, FlushMode.SYNC_FLUSH])
+def test_without_any_checkpoint_a_flipped_bit_in_an_old_segment_costs_its_record_only(
+    flush: FlushMode,
+) -> None:
+    """Nobody knows what was on disk; what lay in the air when the power went is in the last one."""
+    rig = rig_of(flush, segment_bytes=4096)
+    bodies = [b"%03d" % number * 30 for number in range(60)]
+    results = []
+    for number, body in enumerate(bodies):
+        results.append(rig.send([body], number))
+        rig.settle()
+    rig.store.flush()
+    assert results[-1].base_log_offset > 3 * 4096
+    disk = _without_checkpoint(broken_at(rig, results[5].base_log_offset, 90, "boot-2"))
+    disk.names.pop(f"{ROOT}/checkpoint", None)
+    after = rig.next_life(disk)
+    assert after.bodies() == [*bodies[:5], *bodies[6:]]
+    last = results[-2].base_log_offset
+    disk = _without_checkpoint(rig.disk.survivor(keep_all, "boot-2"))
+    start = last // 4096 * 4096
+    disk.flip(f"{ROOT}/commitlog/{start:020d}", last - start + 90)
+    assert rig.next_life(disk).bodies() == bodies[:-2], "a suffix of the last segment may go"
 
 
 def test_recovery_crosses_segments_and_their_blank_ends() -> None:

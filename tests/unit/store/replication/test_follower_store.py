@@ -309,8 +309,11 @@ def test_a_copy_that_is_opened_as_a_master_begins_an_epoch() -> None:
     assert StoreRig(disk=disk, create=False).store.epoch == 2, "once"
 
 
-def test_a_repeat_of_what_the_master_stored_is_known_after_the_change() -> None:
+@pytest.mark.parametrize("jump_ms", [0, 3_600_000, -3_600_000])
+def test_a_repeat_of_what_the_master_stored_is_known_after_the_change(jump_ms: int) -> None:
+    """Whatever the master's clock was ahead of the slave's then."""
     rig, disk = StoreRig(), CrashFileSystem()
+    rig.clock.jump_ms(jump_ms)
     first = rig.send([b"a", b"b"], sequence=3)
     store = follower(disk)
     store.follow(lineage(rig))

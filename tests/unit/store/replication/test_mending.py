@@ -10,6 +10,7 @@ from rmq_ray.errors import StoreError
 from rmq_ray.store.front.message_store import MessageStore
 from rmq_ray.store.replication.follower_store import FollowerStore, Lineage
 from rmq_ray.store.replication.log_source import Tail, has_tail, read_log
+from rmq_ray.store.replication.mending import mend_stretch
 from tests.support.brokers.store_rig import HOST, StoreRig, small_config
 from tests.support.faults.crash_fs import CrashFileSystem
 
@@ -214,7 +215,7 @@ def test_a_torn_record_that_the_master_names_is_skipped_and_a_sound_one_is_taken
     data = read_log(rig.store.readable(), 0, 1 << 16)
     named = [
         (*place, "zero bytes"),
-        (*other, "it is not the record of its queue offset"),
+        (*other, "it is not the record of its place"),
         (other[0] + 16, other[1], "?"),
     ]
     assert store.append_raw(0, data, named) == len(data)
@@ -275,3 +276,31 @@ def test_a_loss_of_power_at_any_step_leaves_the_stretch_listed_or_whole(keep: bo
             assert bodies(again) == bodies(rig.store)
         else:
             assert again.mend(place[0], good(rig, place)) and bodies(again) == bodies(rig.store)
+
+
+def test_a_beginning_of_whole_records_shrinks_a_long_stretch() -> None:
+    rig, disk = filled(), CrashFileSystem()
+    first, last = middle(rig, 1, 3), middle(rig, 1, 6)
+    place = (first[0], last[0] - first[0])
+    store = copied(rig, disk)
+    store.opened.quarantine.add(*place, "a start found no record here")
+    assert store.mend(place[0], good(rig, place)[: first[1] + 30]) == first[1]
+    assert store.broken_stretches() == [(first[0] + first[1], place[1] - first[1])]
+    assert store.mend(*_rest(rig, store)) and store.broken_stretches() == []
+    assert store.status()["quarantined"] == 0 and bodies(store) == bodies(rig.store)
+
+
+def _rest(rig: StoreRig, store: FollowerStore) -> tuple[int, bytes]:
+    (place,) = store.broken_stretches()
+    return place[0], good(rig, place)
+
+
+def test_a_log_that_is_written_to_gives_no_record_an_offset_that_it_has_given_away() -> None:
+    """The last record of a queue that was not there when the queue was made: another one may have
+    its offset by now.
+    """
+    rig, disk = filled(), CrashFileSystem()
+    place = middle(rig, 1, rig.store.bounds("TopicTest", 1)[1] - 1)
+    parts = copied(rig, disk, place).opened
+    assert mend_stretch(parts, place[0], good(rig, place), appends=False).taken == 0
+    assert mend_stretch(parts, place[0], good(rig, place), appends=True).taken == place[1]

@@ -41,7 +41,7 @@ public final class AccessCheck {
     }
 
     public static void main(String[] args) {
-        Stores.orHalt(() -> new AccessCheck(args[0], args[1]).check(args[2], Path.of(args[3])));
+        Run.orHalt(() -> new AccessCheck(args[0], args[1]).check(args[2], Path.of(args[3])));
     }
 
     private interface Attempt {
@@ -50,7 +50,7 @@ public final class AccessCheck {
 
     private void check(String broker, Path home) throws Exception {
         DefaultMQAdminExt admin = admin("operator", "admin");
-        Stores.patiently(() -> admin.createTopic("broker-a", TOPIC, 2));
+        Run.patiently(() -> admin.createTopic("broker-a", TOPIC, 2));
         Thread.sleep(500);
         DefaultMQProducer shop = producer("web-shop", secret);
         SendResult sent = shop.send(new Message(TOPIC, "tag", "key-1", "one".getBytes(StandardCharsets.UTF_8)));

@@ -33,7 +33,7 @@ public final class Allocations {
     }
 
     public static void main(String[] args) {
-        Stores.orHalt(() -> run(Path.of(args[0])));
+        Run.orHalt(() -> run(Path.of(args[0])));
     }
 
     private static void run(Path cases) throws Exception {

@@ -28,7 +28,7 @@ public final class ExtUnits {
     }
 
     public static void main(String[] args) {
-        Stores.orHalt(() -> {
+        Run.orHalt(() -> {
             switch (args[0]) {
                 case "put" -> put(args[1], Integer.parseInt(args[2]), Path.of(args[3]));
                 case "get" -> get(args[1], Integer.parseInt(args[2]), args[3]);

@@ -40,7 +40,7 @@ public final class OrderlyCheck {
     }
 
     public static void main(String[] args) {
-        Stores.orHalt(() -> new OrderlyCheck(args[0], args.length > 1).check());
+        Run.orHalt(() -> new OrderlyCheck(args[0], args.length > 1).check());
     }
 
     private void check() throws Exception {
@@ -48,8 +48,9 @@ public final class OrderlyCheck {
         admin.setNamesrvAddr(nameServer);
         admin.setInstanceName("admin");
         admin.start();
-        Stores.patiently(() -> admin.createTopic("broker-a", TOPIC, QUEUES));
+        Run.patiently(() -> admin.createTopic("broker-a", TOPIC, QUEUES));
         Thread.sleep(500);
+        FirstCommit.of(admin, GROUP, TOPIC);
         DefaultMQProducer producer = new DefaultMQProducer("java-producers");
         producer.setNamesrvAddr(nameServer);
         producer.setInstanceName("producer");

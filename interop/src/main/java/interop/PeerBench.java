@@ -65,7 +65,7 @@ public final class PeerBench {
     }
 
     public static void main(String[] args) {
-        Stores.orHalt(() -> {
+        Run.orHalt(() -> {
             PeerBench bench = new PeerBench(args[0], Double.parseDouble(args[1]));
             for (String name : Arrays.copyOfRange(args, 2, args.length)) {
                 bench.run(name);

@@ -14,22 +14,25 @@ import org.apache.rocketmq.store.config.FlushDiskType;
 import org.apache.rocketmq.store.config.MessageStoreConfig;
 
 /**
- * A name server and a broker of Apache RocketMQ in one process, with its default settings. Arguments: directory, flush type.
- * Prints the name server's address when both serve; goes on until it is killed, or for 30 minutes.
+ * A name server and a broker of Apache RocketMQ in one process, with its default settings. Arguments: directory, flush type, and where wanted the
+ * broker's name and a further name server that it registers with.
+ * Prints the name server's address when both serve; goes on until it is ended, or for 30 minutes.
  */
 public final class PeerServer {
     private PeerServer() {
     }
 
     public static void main(String[] args) {
-        Stores.orHalt(() -> serve(Path.of(args[0]), FlushDiskType.valueOf(args[1])));
+        String name = args.length > 2 ? args[2] : "broker-a";
+        String more = args.length > 3 ? ";" + args[3] : "";
+        Run.orHalt(() -> serve(Path.of(args[0]), FlushDiskType.valueOf(args[1]), name, more));
     }
 
-    private static void serve(Path directory, FlushDiskType flush) throws Exception {
+    private static void serve(Path directory, FlushDiskType flush, String name, String more) throws Exception {
         System.setProperty("user.home", directory.toString());
         System.setProperty(RemotingCommand.REMOTING_VERSION_KEY, Integer.toString(MQVersion.CURRENT_VERSION));
         String nameServer = "127.0.0.1:" + startNameServer(directory);
-        startBroker(directory, flush, nameServer);
+        startBroker(directory, flush, name, nameServer + more);
         System.out.println(nameServer);
         System.out.flush();
         Thread.sleep(30 * 60_000L);
@@ -50,13 +53,13 @@ public final class PeerServer {
         return netty.getListenPort();
     }
 
-    private static void startBroker(Path directory, FlushDiskType flush, String nameServer) throws Exception {
+    private static void startBroker(Path directory, FlushDiskType flush, String name, String nameServers) throws Exception {
         BrokerConfig config = new BrokerConfig();
         config.setRocketmqHome(directory.toString());
-        config.setBrokerName("broker-a");
+        config.setBrokerName(name);
         config.setBrokerIP1("127.0.0.1");
         config.setBrokerIP2("127.0.0.1");
-        config.setNamesrvAddr(nameServer);
+        config.setNamesrvAddr(nameServers);
         config.setEnablePropertyFilter(true);
         NettyServerConfig netty = new NettyServerConfig();
         netty.setListenPort(freePorts());
@@ -70,6 +73,7 @@ public final class PeerServer {
             throw new IllegalStateException("the broker did not start");
         }
         controller.start();
+        Runtime.getRuntime().addShutdownHook(new Thread(controller::shutdown));
     }
 
     /** A port that is free together with the one two below it, which a broker takes for its second listener. */

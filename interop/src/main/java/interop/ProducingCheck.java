@@ -30,7 +30,7 @@ public final class ProducingCheck {
     }
 
     public static void main(String[] args) {
-        Stores.orHalt(() -> new ProducingCheck(args[0], Integer.parseInt(args[1]), Integer.parseInt(args[2])).check());
+        Run.orHalt(() -> new ProducingCheck(args[0], Integer.parseInt(args[1]), Integer.parseInt(args[2])).check());
     }
 
     private void check() throws Exception {

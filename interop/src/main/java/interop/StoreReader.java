@@ -32,7 +32,7 @@ public final class StoreReader {
     }
 
     public static void main(String[] args) {
-        Stores.orHalt(() -> read(args));
+        Run.orHalt(() -> read(args));
     }
 
     private static void read(String[] args) throws Exception {

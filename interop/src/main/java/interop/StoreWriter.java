@@ -38,7 +38,7 @@ public final class StoreWriter {
     }
 
     public static void main(String[] args) {
-        Stores.orHalt(() -> write(args));
+        Run.orHalt(() -> write(args));
     }
 
     private static void write(String[] args) throws Exception {

@@ -5,7 +5,6 @@ import java.nio.file.Path;
 import java.security.MessageDigest;
 import java.util.Map;
 import java.util.TreeMap;
-import org.apache.rocketmq.client.exception.MQClientException;
 import org.apache.rocketmq.common.BrokerConfig;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.store.DefaultMessageStore;
@@ -24,36 +23,6 @@ final class Stores {
             String[] part = text.split(",");
             int extBytes = part.length > 4 ? Integer.parseInt(part[4]) : 0;
             return new Geometry(Integer.parseInt(part[0]), Integer.parseInt(part[1]), Integer.parseInt(part[2]), Integer.parseInt(part[3]), extBytes);
-        }
-    }
-
-    /** A program's work; what it throws ends the process at once, whatever threads the store has running. */
-    interface Work {
-        void run() throws Exception;
-    }
-
-    /** The first request of a process that still warms up, to a server that does, too: the client itself waits three seconds for it. */
-    static void patiently(Work work) throws Exception {
-        for (int left = 5; ; left--) {
-            try {
-                work.run();
-                return;
-            } catch (MQClientException failure) {
-                if (left == 0) {
-                    throw failure;
-                }
-            }
-        }
-    }
-
-    static void orHalt(Work work) {
-        try {
-            work.run();
-            System.out.flush();
-            System.exit(0);
-        } catch (Throwable failure) {
-            failure.printStackTrace();
-            Runtime.getRuntime().halt(1);
         }
     }
 

@@ -32,7 +32,7 @@ public final class TransactionCheck {
     }
 
     public static void main(String[] args) {
-        Stores.orHalt(() -> new TransactionCheck(args[0]).check());
+        Run.orHalt(() -> new TransactionCheck(args[0]).check());
     }
 
     private void check() throws Exception {

@@ -1,0 +1,92 @@
+"""How many replicas a deployment of tasks should have: an autoscaling policy of Ray Serve.
+
+    AutoscalingConfig(
+        min_replicas=0, max_replicas=8, target_ongoing_requests=20,
+        policy=AutoscalingPolicy(
+            policy_function=LagPolicy, policy_kwargs={"queue_name": "images"}
+        ),
+    )
+
+    replicas = (tasks that wait or run + requests of handles) / target_ongoing_requests
+
+Decides from what was measured last; each measurement is one request a broker in a thread that ends
+with it, so that a policy which Serve drops leaves nothing behind. Serve keeps its own limits and
+delays. Invariants: 0 only where nothing waits and nothing runs; a broker that does not answer
+changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+from rmq_ray.client.admin.admin import Admin
+from rmq_ray.clock import SYSTEM_CLOCK
+from rmq_ray.errors import ConfigError, RmqError
+from rmq_ray.serve.settings import ORDERED, RmqAdapterConfig
+from rmq_ray.serve.task_lag import waiting
+
+if TYPE_CHECKING:
+    from ray.serve.config import AutoscalingContext
+
+log = logging.getLogger("rmq_ray.serve")
+
+
+class LagPolicy:
+    """``queue_name``: that of ``TaskProcessorConfig``. ``poll_interval_s``: between measurements.
+    ``where``: ``cluster``, ``name_servers``, ``access_key``, ``secret_key``, as of
+    ``RmqAdapterConfig``; Serve wants plain values. Raises ``ConfigError`` for others.
+    """
+
+    def __init__(self, queue_name: str, poll_interval_s: float = 2.0, **where: Any) -> None:
+        if isinstance(poll_interval_s, bool) or not 0 < poll_interval_s < float("inf"):
+            raise ConfigError(
+                f"poll_interval_s must be over 0 s, not {poll_interval_s!r}", poll_interval_s
+            )
+        self._queue = queue_name
+        self._interval_ms = poll_interval_s * 1_000
+        self._where = RmqAdapterConfig.of(where)
+        self._lock = threading.Lock()
+        self._asking = False
+        self._asked_ms = float("-inf")
+        self._lag: int | None = None
+
+    def __call__(self, ctx: AutoscalingContext) -> tuple[float, dict[str, Any]]:
+        """(replicas, what they were reckoned from)."""
+        self._measure()
+        lag, config = self._lag, ctx.config
+        if lag is None or config is None:
+            return ctx.current_num_replicas, {"lag": None}
+        target = config.get_target_ongoing_requests()
+        return replicas(lag + ctx.total_num_requests, target), {"lag": lag}
+
+    def _measure(self) -> None:
+        """Begin one measurement, where it is time and none is under way."""
+        now_ms = SYSTEM_CLOCK.monotonic_ms()
+        with self._lock:
+            if self._asking or now_ms - self._asked_ms < self._interval_ms:
+                return
+            self._asking, self._asked_ms = True, now_ms
+        threading.Thread(target=self._ask, name=f"rmq-lag-{self._queue}", daemon=True).start()
+
+    def _ask(self) -> None:
+        try:
+            admin = Admin(self._where.discovery)
+            try:
+                self._lag = waiting(admin, self._queue, ORDERED + self._queue)
+            finally:
+                admin.close()
+        except RmqError as error:
+            log.warning("the lag of %s cannot be had: %s", self._queue, error)
+        finally:
+            self._asking = False
+
+
+def replicas(work: float, target: float) -> float:
+    """Of so many tasks and requests, ``target`` for each replica; at least one while there is any.
+
+    >>> replicas(0, 5), replicas(1, 5), replicas(23, 5)
+    (0.0, 1.0, 4.6)
+    """
+    return 0.0 if work <= 0 else max(1.0, work / target)

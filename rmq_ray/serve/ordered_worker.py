@@ -1,0 +1,201 @@
+"""Tasks that were enqueued with a ``message_group``: one after the other where they share it.
+
+    rmq_ordered_<queue> ──PushConsumer, orderly──> one task of a queue of the topic at a time
+
+Decides how often a task is tried before its successors go on: tries are counted by what was told
+as STARTED, so that they outlive the process. Groups share the topic's queues: one that is retried
+holds up those of its queue. Invariant: the next task of a group begins after the one before is
+done, or a dead letter.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+from rmq_ray.client.messages.listener import SUCCESS, SUSPEND_CURRENT_QUEUE_A_MOMENT, OrderlyContext
+from rmq_ray.client.messages.received import MessageExt
+from rmq_ray.client.pop.simple_consumer import SimpleConsumer
+from rmq_ray.client.push.push_consumer import PushConsumer
+from rmq_ray.errors import RmqError, TaskTimedOut
+from rmq_ray.serve.handlers import Cancel, TaskHandlers
+from rmq_ray.serve.result_store import ResultStore
+from rmq_ray.serve.revocations import Revocations
+from rmq_ray.serve.settings import TaskSettings
+from rmq_ray.serve.task_codec import Status, Task, decode_task
+from rmq_ray.serve.verdicts import TaskOutcome, TaskVerdict, judge, lost, unreadable
+
+LOOK_S = 1.0
+TRIES_MAX = (1 << 31) - 1  # ours, not the consumer's
+STORED_S = 60.0
+SUSPEND_MS = 10, 30_000
+
+log = logging.getLogger("rmq_ray.serve")
+
+
+class OrderedWorker:
+    """Of one replica. It begins once the topic is there: the first ordered task makes it."""
+
+    def __init__(
+        self,
+        settings: TaskSettings,
+        consumer: SimpleConsumer,
+        results: ResultStore,
+        revocations: Revocations,
+        handlers: TaskHandlers,
+        concurrency: int,
+        gate: threading.Semaphore,
+    ) -> None:
+        self._settings = settings
+        self._consumer = consumer
+        self._results = results
+        self._revocations = revocations
+        self._handlers = handlers
+        self._concurrency = concurrency
+        self._gate = gate
+        self._stop = threading.Event()
+        self._push: PushConsumer | None = None
+        self._thread = threading.Thread(target=self._begin, name="rmq-ordered", daemon=True)
+        self._cancels: dict[str, Cancel] = {}
+
+    def start(self) -> None:
+        """Look for the topic from now on."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> None:
+        """End the running tasks; what was not begun goes to other replicas."""
+        self._stop.set()
+        self._thread.join(timeout_s)
+        if self._push is not None:
+            self._push.stop(max(1, int(timeout_s * 1_000)))
+
+    def revoke(self, task_id: str) -> None:
+        """A coroutine that runs is cancelled."""
+        cancel = self._cancels.get(task_id)
+        if cancel is not None:
+            cancel()
+
+    def _begin(self) -> None:
+        settings = self._settings
+        while not self._stop.wait(LOOK_S):  # ends: with the topic, or ``stop``
+            try:
+                if not self._revocations.ready.is_set() or not self._consumer.knows(
+                    settings.ordered
+                ):
+                    continue
+                push = PushConsumer(
+                    settings.ordered,
+                    listener=self._listen,
+                    subscriptions={settings.ordered: "*"},
+                    discovery=settings.adapter.discovery,
+                    orderly=True,
+                    concurrency=self._concurrency,
+                    batch_size=1,
+                    start_from="first",
+                    max_reconsume_times=TRIES_MAX,
+                )
+                push.start()
+                self._push = push
+                return
+            except RmqError as error:
+                log.warning("ordered tasks of %s cannot be taken: %s", settings.queue, error)
+
+    def _listen(self, messages: list[MessageExt], ctx: OrderlyContext) -> Any:
+        (message,) = messages
+        settings = self._settings
+        try:
+            task = decode_task(message.body, settings.adapter.pickle)
+        except RmqError as error:
+            keys = message.keys
+            key = (keys[0] if keys else message.message_id), message.born_ms
+            self._bury(message, key, 1, unreadable(error))
+            return SUCCESS
+        key = task.id, task.created_ms
+        if task.id in self._revocations:
+            self._told(key, Status.REVOKED, 0, None)
+            return SUCCESS
+        tries = 1 + max(message.reconsume_times, self._begun(task.id))
+        if tries > settings.retries_max + 1:
+            self._bury(message, key, tries, lost(tries - 1))
+            return SUCCESS
+        self._told(key, Status.STARTED, tries, None)
+        verdict = self._run(task, tries)
+        if verdict.action is TaskOutcome.DONE:
+            try:
+                self._told(key, Status.SUCCESS, tries, verdict.result)
+                return SUCCESS
+            except RmqError as error:
+                if error.retriable:
+                    raise
+                verdict = judge(error, tries, 0)
+        if verdict.action is TaskOutcome.AGAIN:
+            self._told(key, Status.RETRY, tries, verdict.why)
+            low, high = SUSPEND_MS
+            ctx.suspend_ms = min(high, max(low, round(settings.backoff_s(tries) * 1_000)))
+            return SUSPEND_CURRENT_QUEUE_A_MOMENT
+        if verdict.action is TaskOutcome.REVOKED:
+            self._told(key, Status.REVOKED, tries, None)
+        else:
+            self._bury(message, key, tries, verdict)
+        return SUCCESS
+
+    def _run(self, task: Task, tries: int) -> TaskVerdict:
+        """In a thread of its own: one that hangs is left behind."""
+        ended, outcome = threading.Event(), list[TaskVerdict]()
+
+        def run() -> None:
+            try:
+                result = self._handlers.run(
+                    task, lambda cancel: self._cancels.__setitem__(task.id, cancel)
+                )
+                outcome.append(TaskVerdict(TaskOutcome.DONE, result))
+            except BaseException as error:  # noqa: BLE001 - whatever it is, it is the handler's
+                revoked = task.id in self._revocations
+                outcome.append(
+                    TaskVerdict(TaskOutcome.REVOKED)
+                    if revoked
+                    else judge(error, tries, self._settings.retries_max)
+                )
+            finally:
+                self._cancels.pop(task.id, None)
+                ended.set()
+
+        timeout_s = self._settings.adapter.task_timeout_s
+        with self._gate:
+            threading.Thread(target=run, name="rmq-ordered-task", daemon=True).start()
+            in_time = ended.wait(min(timeout_s, threading.TIMEOUT_MAX))
+        if in_time:
+            return outcome[0]
+        self.revoke(task.id)
+        self._handlers.check_loop()
+        error = TaskTimedOut(f"the handler ran for {timeout_s:.1f} s", task.id)
+        return judge(error, tries, self._settings.retries_max)
+
+    def _begun(self, task_id: str) -> int:
+        """Tries that any replica began. None are counted where no results are kept."""
+        records = self._results.records(task_id)
+        return sum(record.status is Status.STARTED for record in records)
+
+    def _bury(
+        self, message: MessageExt, key: tuple[str, int], tries: int, verdict: TaskVerdict
+    ) -> None:
+        failed = verdict.action is TaskOutcome.FAILED
+        group = self._settings.failed if failed else self._settings.unprocessable
+        log.warning("task %s is a dead letter of %s: %s", key[0], group, verdict.why)
+        self._consumer.dead_letter(message, verdict.why, group)
+        self._told(key, Status.FAILURE, tries, verdict.why)
+
+    def _told(self, key: tuple[str, int], status: Status, tries: int, result: Any) -> None:
+        """The record is durable on return. Raises ``RmqError``: the task is handed out again."""
+        stored, failed = threading.Event(), list[RmqError]()
+
+        def told(error: RmqError | None) -> None:
+            failed.extend([error] if error is not None else [])
+            stored.set()
+
+        self._results.write(key, status, tries, result, told)
+        if not stored.wait(STORED_S):
+            raise RmqError(f"what became of task {key[0]} could not be stored")
+        if failed:
+            raise failed[0]

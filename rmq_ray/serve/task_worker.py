@@ -1,0 +1,406 @@
+"""A replica's worker: takes tasks for a time, runs their handlers, and says what became of them.
+
+    receive ─> ready ─> a thread runs it ─┬─ returned: SUCCESS is stored, then acknowledged
+       (lease)  (lease is extended)       ├─ raised: RETRY, comes again after the pause
+                                          ├─ raised for the last time: dead letter, FAILURE
+                                          ├─ longer than it may: the same, its thread is replaced
+                                          └─ unknown name, unreadable: dead letter, FAILURE
+
+Decides how many tasks are taken in advance, who takes them (the thread that has nothing to do), and
+how long a lease is extended. Invariants: a task is acknowledged only after its result is stored, so
+one whose replica dies comes again; it is settled once, by its thread or by the keeper; a task that
+was taken is extended until then, and by nobody once the process is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rmq_ray.client.pop.receipts import ReceivedMessage
+from rmq_ray.client.pop.simple_consumer import MESSAGES_MAX, SimpleConsumer
+from rmq_ray.clock import Clock
+from rmq_ray.errors import ReceiptStale, RmqError, TaskTimedOut
+from rmq_ray.serve.handlers import TaskHandlers
+from rmq_ray.serve.result_store import ResultStore
+from rmq_ray.serve.revocations import Revocations
+from rmq_ray.serve.settings import TaskSettings
+from rmq_ray.serve.task_codec import Status, Task, decode_task, reason
+from rmq_ray.serve.verdicts import LOSSES_MAX, TaskOutcome, TaskVerdict, judge, lost, unreadable
+
+WAIT_S, PAUSE_S, TICK_S = 5.0, 0.5, 0.1
+STARTED_AFTER_MS = 100.0
+"""A task that runs so long is told as STARTED; of shorter ones only the end is."""
+SPARE_MAX = 256
+READY_S = 30.0
+
+log = logging.getLogger("rmq_ray.serve")
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """One task that this replica has. ``since_ms``, monotonic: when its handler began."""
+
+    message: ReceivedMessage
+    renew_ms: float
+    task: Task | None = None
+    since_ms: float | None = None
+    told_started: bool = False
+    settled: bool = False
+    revoked: bool = False
+    gated: bool = False
+    cancel: Callable[[], object] | None = None
+
+    @property
+    def tries(self) -> int:
+        """Which try this is, from 1 on."""
+        return self.message.reconsume_times + 1
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """(id, created_ms), as results want it."""
+        if self.task is not None:
+            return self.task.id, self.task.created_ms
+        keys = self.message.keys
+        return (keys[0] if keys else self.message.message_id), self.message.born_ms
+
+
+class TaskWorker:
+    """``concurrency`` threads of one replica. ``gate``: as many handlers run at once."""
+
+    def __init__(
+        self,
+        settings: TaskSettings,
+        consumer: SimpleConsumer,
+        results: ResultStore,
+        revocations: Revocations,
+        handlers: TaskHandlers,
+        concurrency: int,
+        clock: Clock,
+        gate: threading.Semaphore,
+    ) -> None:
+        self._settings = settings
+        self._consumer = consumer
+        self._results = results
+        self._revocations = revocations
+        self._handlers = handlers
+        self._concurrency = concurrency
+        self._clock = clock
+        self._gate = gate
+        self._lease_ms = settings.adapter.lease_s * 1_000
+        self._timeout_ms = settings.adapter.task_timeout_s * 1_000
+        self._changed = threading.Condition()
+        self._ready: deque[Held] = deque()
+        self._held: set[Held] = set()
+        self._running = self._hung = self._spare = self._alive = 0
+        self._taking = False
+        self._stop = threading.Event()
+        self._ended = threading.Event()
+        self.counts: Counter[str] = Counter()
+        """Tasks since the start, by what became of them."""
+        self.trouble = ""
+        """Why nothing can be taken now; empty while all is well."""
+
+    # --- life -------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Take tasks from now on."""
+        threading.Thread(target=self._keep, name="rmq-task-keeper", daemon=True).start()
+        for _ in range(self._concurrency):
+            self._add_thread()
+
+    def stop(self, timeout_s: float) -> bool:
+        """Take no more, end what was taken; what is not done in time is given back. True when all
+        was done.
+        """
+        self._stop.set()
+        end_ms = self._clock.monotonic_ms() + timeout_s * 1_000
+        with self._changed:
+            self._changed.notify_all()
+            while self._held and (left := end_ms - self._clock.monotonic_ms()) > 0:  # ends: in time
+                self._changed.wait(min(left / 1_000, TICK_S))
+            left_over = list(self._held)
+            self._ended.set()
+            self._ready.clear()
+            self._changed.notify_all()
+        self._give_back(left_over)
+        return not left_over
+
+    def revoke(self, task_id: str) -> None:
+        """A task that waits here is not begun; a coroutine that runs is cancelled."""
+        with self._changed:
+            found = [held for held in self._held if held.task and held.task.id == task_id]
+            for held in found:
+                held.revoked = True
+        for held in found:
+            if held.cancel is not None:
+                held.cancel()
+
+    def stats(self) -> dict[str, Any]:
+        """``running``, ``ready``, ``hung`` and what became of tasks since the start."""
+        with self._changed:
+            now = {"running": self._running, "ready": len(self._ready), "hung": self._hung}
+        return now | {
+            word: self.counts[word]
+            for word in ("succeeded", "failed", "retried", "revoked", "unprocessable", "lost")
+        }
+
+    # --- taking -----------------------------------------------------------------------------------
+
+    def _add_thread(self) -> None:
+        self._alive += 1
+        threading.Thread(target=self._work, name="rmq-task", daemon=True).start()
+
+    def _work(self) -> None:
+        self._revocations.ready.wait(READY_S)
+        while (held := self._next()) is not None:  # ends: with ``stop``, or when it was replaced
+            if not self._run(held):
+                return
+
+    def _next(self) -> Held | None:
+        """The next task; this thread takes some where none are here and nobody else is at it."""
+        while True:  # ends: with a task, or after ``stop``
+            with self._changed:
+                if self._ready:
+                    self._running += 1
+                    return self._ready.popleft()
+                if self._stop.is_set():
+                    return None
+                if self._taking:
+                    self._changed.wait(WAIT_S)
+                    continue
+                self._taking = True
+                wanted = max(1, self._concurrency - self._running) + self._spare
+            found = self._take(min(MESSAGES_MAX, wanted))
+            with self._changed:
+                self._taking = False
+                self._held.update(found)
+                late = self._ended.is_set()
+                first = found.pop(0) if found and not late else None
+                if not late:
+                    self._ready.extend(found)
+                self._running += first is not None
+                self._changed.notify(1 + len(self._ready))
+            if late:
+                self._give_back(found)
+            if first is not None:  # by this thread: waking another one for it takes longer
+                return first
+
+    def _give_back(self, left_over: list[Held]) -> None:
+        for held in left_over:
+            if self._claim(held):
+                self._settle(held, held.message.nack)
+
+    def _take(self, count: int) -> list[Held]:
+        lease_s = self._settings.adapter.lease_s
+        try:
+            messages = self._consumer.receive(count, invisible=lease_s, wait=WAIT_S)
+            self.trouble = ""
+        except Exception as error:  # noqa: BLE001 - told, and asked again: all others wait for this one
+            if not self._stop.is_set():
+                self.trouble = reason(error)
+                log.warning("no tasks of %s: %s", self._settings.queue, error)
+                self._stop.wait(PAUSE_S)
+            return []
+        renew_ms = self._clock.monotonic_ms() + self._lease_ms / 3
+        return [Held(message, renew_ms) for message in messages]
+
+    # --- running ----------------------------------------------------------------------------------
+
+    def _run(self, held: Held) -> bool:
+        """False when this thread was replaced meanwhile."""
+        verdict = self._verdict(held)
+        mine = self._claim(held)
+        with self._changed:
+            self._running -= mine
+            self._hung -= not mine
+            surplus = self._alive > self._concurrency + self._hung
+            self._alive -= surplus
+        if mine:
+            try:
+                self._carry_out(held, verdict)
+            except Exception as error:  # noqa: BLE001 - it comes again; this thread takes the next
+                self._let_go(held, error)
+        else:
+            log.warning("task %s ended after its time: its result is dropped", held.key[0])
+        return not surplus
+
+    def _verdict(self, held: Held) -> TaskVerdict:
+        settings = self._settings
+        try:
+            held.task = task = decode_task(held.message.body, settings.adapter.pickle)
+        except RmqError as error:
+            return unreadable(error)
+        if self._is_revoked(held, task):
+            return TaskVerdict(TaskOutcome.REVOKED)
+        if held.tries > settings.retries_max + 1 + LOSSES_MAX:
+            return lost(held.tries - 1)
+        self._gate.acquire()
+        held.gated = True
+        try:
+            held.since_ms = self._clock.monotonic_ms()
+            result = self._handlers.run(task, lambda cancel: setattr(held, "cancel", cancel))
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it is the handler's
+            if self._is_revoked(held, task):
+                return TaskVerdict(TaskOutcome.REVOKED)
+            return judge(error, held.tries, settings.retries_max)
+        finally:
+            self._leave_gate(held)
+        return TaskVerdict(TaskOutcome.DONE, result)
+
+    def _leave_gate(self, held: Held) -> None:
+        """Once, by its thread or for it."""
+        with self._changed:
+            gated, held.gated = held.gated, False
+        if gated:
+            self._gate.release()
+
+    def _is_revoked(self, held: Held, task: Task) -> bool:
+        return held.revoked or task.id in self._revocations
+
+    def _claim(self, held: Held) -> bool:
+        """Whether the caller may settle it."""
+        with self._changed:
+            if held.settled:
+                return False
+            held.settled = True
+            return True
+
+    # --- settling ---------------------------------------------------------------------------------
+
+    def _carry_out(self, held: Held, verdict: TaskVerdict) -> None:
+        """Tell what became of the task; what cannot be told leaves it to come again."""
+        if verdict.action is TaskOutcome.DONE:
+            try:
+                self._results.write(
+                    held.key,
+                    Status.SUCCESS,
+                    held.tries,
+                    verdict.result,
+                    lambda error: self._stored(held, "succeeded", error),
+                )
+                return
+            except RmqError as error:
+                if error.retriable:
+                    self._let_go(held, error)
+                    return
+                verdict = judge(error, held.tries, 0)
+        try:
+            if verdict.action is TaskOutcome.AGAIN:
+                self._results.write(held.key, Status.RETRY, held.tries, verdict.why)
+                pause_s = self._settings.backoff_s(held.tries)
+                if self._settle(held, lambda: held.message.nack(pause_s)):
+                    self.counts["retried"] += 1
+            elif verdict.action is TaskOutcome.REVOKED:
+                self._results.write(
+                    held.key,
+                    Status.REVOKED,
+                    held.tries,
+                    None,
+                    lambda error: self._stored(held, "revoked", error),
+                )
+            else:
+                self._bury(held, verdict)
+        except RmqError as error:
+            self._let_go(held, error)
+
+    def _bury(self, held: Held, verdict: TaskVerdict) -> None:
+        """A dead letter, and FAILURE."""
+        failed = verdict.action is TaskOutcome.FAILED
+        group = self._settings.failed if failed else self._settings.unprocessable
+        log.warning("task %s is a dead letter of %s: %s", held.key[0], group, verdict.why)
+        self._results.write(held.key, Status.FAILURE, held.tries, verdict.why)
+        if self._settle(held, lambda: self._consumer.dead_letter(held.message, verdict.why, group)):
+            self.counts["lost" if verdict.lost else "failed" if failed else "unprocessable"] += 1
+
+    def _stored(self, held: Held, word: str, error: RmqError | None) -> None:
+        """In the producer's thread."""
+        if error is not None:
+            self._let_go(held, error)
+            return
+        self.counts[word] += 1
+        self._settle(held, lambda: held.message.ack(wait=False))
+
+    def _settle(self, held: Held, how: Callable[[], object]) -> bool:
+        """Whether the broker was told."""
+        try:
+            how()
+        except ReceiptStale:
+            log.warning("task %s took longer than its lease: it runs again", held.key[0])
+        except RmqError as error:
+            self._let_go(held, error)
+        else:
+            self._forget(held)
+            return True
+        self._forget(held)
+        return False
+
+    def _let_go(self, held: Held, error: Exception) -> None:
+        log.warning("task %s comes again when its lease ends: %s", held.key[0], error)
+        self._forget(held)
+
+    def _forget(self, held: Held) -> None:
+        with self._changed:
+            self._held.discard(held)
+            if not self._held:
+                self._changed.notify_all()
+
+    # --- keeping ----------------------------------------------------------------------------------
+
+    def _keep(self) -> None:
+        """Extend leases, tell what has begun, and give up what runs too long."""
+        before = 0
+        while not self._ended.wait(TICK_S):  # ends: with ``stop``, when all is settled
+            done = sum(self.counts.values())
+            self._spare, before = min(SPARE_MAX, (done - before) // 2), done
+            now_ms = self._clock.monotonic_ms()
+            with self._changed:
+                held = list(self._held)
+            due = [one for one in held if one.renew_ms <= now_ms]
+            running = [one for one in held if one.since_ms is not None and not one.settled]
+            try:
+                if due:
+                    self._renew(due, now_ms)
+                for one in running:
+                    self._look_at(one, now_ms)
+            except Exception as error:  # noqa: BLE001 - leases end without this thread
+                log.warning("tasks of %s are not looked after now: %s", self._settings.queue, error)
+
+    def _renew(self, due: list[Held], now_ms: float) -> None:
+        for one in due:
+            one.renew_ms = now_ms + self._lease_ms / 3
+        try:
+            self._consumer.extend_all([one.message for one in due], self._lease_ms / 1_000)
+        except ReceiptStale as error:
+            log.warning("tasks of %s were given to others: %s", self._settings.queue, error)
+
+    def _look_at(self, held: Held, now_ms: float) -> None:
+        ran_ms = now_ms - (held.since_ms or now_ms)
+        if ran_ms >= self._timeout_ms:
+            self._give_up(held, ran_ms)
+        elif ran_ms >= STARTED_AFTER_MS and not held.told_started:
+            held.told_started = True
+            self._results.write(held.key, Status.STARTED, held.tries)
+
+    def _give_up(self, held: Held, ran_ms: float) -> None:
+        """Its handler ran too long: another thread takes its place, unless too many hang."""
+        if not self._claim(held):
+            return
+        with self._changed:
+            self._running -= 1
+            self._hung += 1
+            replaced = self._alive < 2 * self._concurrency
+        if held.cancel is not None:
+            held.cancel()
+            self._handlers.check_loop()
+        elif replaced:
+            self._leave_gate(held)
+            self._add_thread()
+        else:
+            self.trouble = f"{self._hung} handlers hang for over {self._timeout_ms / 1_000:g} s"
+        error = TaskTimedOut(f"the handler ran for {ran_ms / 1_000:.1f} s", held.key[0])
+        self._carry_out(held, judge(error, held.tries, self._settings.retries_max))

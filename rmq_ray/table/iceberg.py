@@ -1,0 +1,388 @@
+"""A table in an Iceberg catalog: the same Parquet files, and Iceberg's commits.
+
+    one snapshot a commit; its summary says  rmq.offsets, rmq.epochs, rmq.gaps, rmq.commits
+    rejected rows: a table of their own, <topic>__rejected, with offsets of its own
+
+Format version 2, partitioned by day(store_ts), hidden from queries. A commit says what it expects
+(the snapshot that was read): the catalog refuses it where another one came first. pyiceberg's own
+repetition of a refused commit is off, since it would add our rows behind another committer's.
+Snapshots of others (a compaction, a deletion) say nothing of ours: the summary of the newest
+ancestor that does counts, and where all of these were expired the table's properties.
+
+Decides that. Rejected rows are committed first; what a crash in between leaves is seen by the
+rejected table's own offsets. The only module that imports pyiceberg. Invariant: a file that may be
+part of a commit whose outcome is not known is not deleted for a day.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from rmq_ray.errors import CommitRefused, ConfigError, RmqError, TableError, TableStorageError
+from rmq_ray.table.data_files import rejected_schema
+from rmq_ray.table.rules import (
+    WIDENED,
+    Change,
+    DataFile,
+    TableSpec,
+    TableState,
+    parse_file_name,
+)
+from rmq_ray.table.storage import STAGING, Storage
+
+ORPHAN_MS = 86_400_000
+ANCESTORS_MAX = 10_000
+NO_RETRY = {"commit.retry.num-retries": "0"}
+PROPERTIES = {"format-version": "2", "write.metadata.delete-after-commit.enabled": "true"}
+REJECTED = "__rejected"
+
+
+class IcebergTable:
+    """Created with its namespace where it is not there. ``catalog``: a pyiceberg catalog, else the
+    one that the spec's properties name.
+    """
+
+    folder = "data/"
+    rejected_folder = "rejected/data/"
+
+    def __init__(self, spec: TableSpec, schema: Any, writer: str = "", catalog: Any = None) -> None:
+        self._spec, self.writer_name = spec, writer
+        self.storage = Storage(spec.location)
+        self._base = with_scheme(spec.location)
+        with told(spec):
+            self._catalog = catalog or load_catalog(spec.catalog)
+            self._schema = schema
+            self._table = self._open(spec.topic, "", schema) if writer else self._found("")
+            self._bad = self._found(REJECTED)
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    def load(self) -> TableState:
+        """What is committed now."""
+        with told(self._spec):
+            self._table.refresh()
+            self._bad = self._found(REJECTED)
+            return self._with_rejected(self._state_of(self._table))
+
+    def _with_rejected(self, state: TableState) -> TableState:
+        if self._bad is None:
+            return state
+        own = self._state_of(self._bad)
+        return replace(
+            state,
+            rejected_rows=own.rows,
+            rejected_offsets=own.offsets,
+            rejected_commits=own.commits,
+        )
+
+    def files(self) -> tuple[DataFile, ...]:
+        """As they are now. Those of others (a compaction of theirs) have no queue: ``queue_id``
+        -1.
+        """
+        with told(self._spec):
+            self._table.refresh()
+            return (
+                *self._files_of(self._table, False),
+                *(() if self._bad is None else self._files_of(self._bad, True)),
+            )
+
+    def _state_of(self, table: Any) -> TableState:
+        topic, current = self._spec.topic, table.current_snapshot()
+        version = "" if current is None else str(current.snapshot_id)
+        found: Mapping[str, str] = table.properties
+        at = current
+        for _ in range(ANCESTORS_MAX):
+            if at is None:
+                break
+            if "rmq.offsets" in at.summary.additional_properties:
+                found = at.summary.additional_properties
+                break
+            at = (
+                None
+                if at.parent_snapshot_id is None
+                else table.snapshot_by_id(at.parent_snapshot_id)
+            )
+        state = TableState.of_summary(topic, version, found if current is not None else {})
+        return replace(state, rows=_rows(table))
+
+    def _files_of(self, table: Any, rejected: bool) -> Iterator[DataFile]:
+        field = table.schema().find_field("queue_offset").field_id
+        for task in table.scan().plan_files():
+            if task.delete_files:
+                raise TableError(
+                    f"the table of {self._spec.topic!r} has delete files of another engine: let "
+                    "that one rewrite its data files first",
+                    self._spec.topic,
+                )
+            one = task.file
+            path = str(one.file_path)
+            path = path[len(self._base) + 1 :] if path.startswith(self._base) else path
+            name = parse_file_name(path.rpartition("/")[2])
+            days = one.partition[0]
+            day = "" if days is None else str(datetime.fromtimestamp(days * 86_400, UTC).date())
+            broker, queue_id, first, _ = name or ("", -1, 0, 0)
+            bound = (one.upper_bounds or {}).get(field)
+            behind = struct.unpack("<q", bound)[0] + 1 if bound else first
+            rows, size = int(one.record_count), int(one.file_size_in_bytes)
+            yield DataFile(path, day, broker, queue_id, first, behind, rows, size, rejected)
+
+    # --- committing -------------------------------------------------------------------------------
+
+    def take_over(self) -> TableState:
+        """The state that is built on from now on. Fencing is the catalog's: each commit names the
+        snapshot that it expects.
+        """
+        return self.load()
+
+    def commit(self, expected: TableState, change: Change) -> TableState:
+        """The state behind it. ``CommitRefused`` where another commit came first; after any
+        other error its outcome is not known until ``load``.
+        """
+        with told(self._spec):
+            if not change.replayed:
+                self._commit_rejected(expected, change)
+            if expected.version != str(self._current_id() or ""):
+                self._table.refresh()
+            state = self._state_of(self._table)
+            if state.offsets != expected.offsets:
+                raise CommitRefused("the table moved since it was read", self._spec.topic)
+            if not change.replayed or state.replayed != change.replayed:
+                state = self._commit(self._table, expected, _part(change, rejected=False))
+            if change.replayed:  # behind the table: a death in between is seen by ``replayed``
+                self._commit_rejected(expected, change)
+            return self._with_rejected(state)
+
+    def _commit_rejected(self, expected: TableState, change: Change) -> None:
+        part = _part(change, rejected=True)
+        if not part.added and not part.removed:
+            return
+        if self._bad is None:
+            self._bad = self._open(f"{self._spec.topic}{REJECTED}", REJECTED)
+        own = self._state_of(self._bad)
+        if change.id in own.commits:
+            return
+        if own.offsets != expected.rejected_offsets:
+            raise CommitRefused("the rejected rows moved since they were read", self._spec.topic)
+        self._commit(self._bad, own, part)
+
+    def _current_id(self) -> int | None:
+        current = self._table.current_snapshot()
+        return None if current is None else int(current.snapshot_id)
+
+    def _commit(self, table: Any, expected: TableState, change: Change) -> TableState:
+        from pyiceberg.exceptions import CommitFailedException, ValidationException
+        from pyiceberg.io.pyarrow import parquet_file_to_data_file
+
+        table.metadata.properties.update(NO_RETRY)  # of this object alone; see the module
+        state = expected.behind(change)
+        said = state.summary()
+        paths = [f"{self._base}/{one.path}" for one in change.added]
+        try:
+            with table.transaction() as transaction:
+                transaction.set_properties(said)
+                metadata = transaction.table_metadata
+                new = [parquet_file_to_data_file(table.io, metadata, path) for path in paths]
+                update = transaction.update_snapshot(snapshot_properties=said)
+                if change.removed:
+                    with update.overwrite() as snapshot:
+                        gone = {f"{self._base}/{one.path}" for one in change.removed}
+                        for task in table.scan().plan_files():
+                            if task.file.file_path in gone:
+                                snapshot.delete_data_file(task.file)
+                                gone.discard(task.file.file_path)
+                        for one in new:
+                            snapshot.append_data_file(one)
+                    if gone:
+                        raise CommitFailedException(f"{len(gone)} files were replaced meanwhile")
+                else:
+                    with update.fast_append() as snapshot:
+                        for one in new:
+                            snapshot.append_data_file(one)
+        except (CommitFailedException, ValidationException) as error:
+            raise CommitRefused(
+                f"another commit to the table of {self._spec.topic!r} came first: {error}",
+                self._spec.topic,
+            ) from error
+        return replace(self._state_of(table))
+
+    # --- the tables -------------------------------------------------------------------------------
+
+    def _identifier(self, suffix: str) -> tuple[str, str]:
+        return self._spec.namespace, f"{self._spec.topic}{suffix}"
+
+    def _found(self, suffix: str) -> Any:
+        from pyiceberg.exceptions import NoSuchTableError
+
+        try:
+            return self._catalog.load_table(self._identifier(suffix))
+        except NoSuchTableError:
+            return None
+
+    def _open(self, name: str, suffix: str, schema: Any = None) -> Any:
+        """The table, made where it is not there."""
+        from pyiceberg.partitioning import PartitionField, PartitionSpec
+        from pyiceberg.schema import assign_fresh_schema_ids
+        from pyiceberg.transforms import DayTransform
+
+        found = self._found(suffix)
+        if found is not None:
+            return found
+        from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids
+
+        fresh = assign_fresh_schema_ids(_pyarrow_to_schema_without_ids(schema or rejected_schema()))
+        by_day = PartitionField(
+            fresh.find_field("store_ts").field_id, 1000, DayTransform(), "store_day"
+        )
+        self._catalog.create_namespace_if_not_exists(self._spec.namespace)
+        return self._catalog.create_table_if_not_exists(
+            (self._spec.namespace, name),
+            fresh,
+            location=f"{self._base}/rejected" if suffix else self._base,
+            partition_spec=PartitionSpec(by_day),
+            properties={
+                **PROPERTIES,
+                "schema.name-mapping.default": fresh.name_mapping.model_dump_json(),
+            },
+        )
+
+    def alter(self, schema: Any) -> None:
+        """Add and widen columns, as far as the table's are not there yet."""
+        from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids
+
+        wanted = _pyarrow_to_schema_without_ids(schema)
+        with told(self._spec):
+            have = {field.name: field.field_type for field in self._table.schema().fields}
+            with self._table.update_schema() as update:
+                for field in wanted.fields:
+                    if field.name not in have:
+                        update.add_column(field.name, field.field_type)
+                    elif (str(have[field.name]), str(field.field_type)) in WIDENED:
+                        update.update_column(field.name, field.field_type)
+            mapping = self._table.schema().name_mapping.model_dump_json()
+            with self._table.transaction() as transaction:
+                transaction.set_properties({"schema.name-mapping.default": mapping})
+
+    def prune(self) -> None:
+        """Nothing: snapshots are expired when that is asked for."""
+
+    def expire_versions(self, before_ms: int) -> int:
+        """Expire the snapshots that are older; how many."""
+        before = 0
+        with told(self._spec):
+            for table in filter(None, (self._table, self._bad)):
+                before += len(table.snapshots())
+                moment = datetime.fromtimestamp(before_ms / 1000, UTC)
+                table.maintenance.expire_snapshots().older_than(moment).commit()
+                table.refresh()
+                before -= len(table.snapshots())
+        return before
+
+    def sweep(self, now_ms: int) -> int:
+        """Delete data files that no snapshot names, and parts of such, that are older than a day;
+        how many.
+        """
+        with told(self._spec):
+            named: set[str] = set()
+            for table in filter(None, (self._table, self._bad)):
+                named |= set(table.inspect.all_files()["file_path"].to_pylist())
+        swept = 0
+        for folder in (self.folder, self.rejected_folder, STAGING):
+            for one in self.storage.list(folder.rstrip("/")):
+                old = now_ms - one.modified_ms > ORPHAN_MS
+                if old and f"{self._base}/{one.path}" not in named:
+                    self.storage.delete(one.path)
+                    swept += 1
+        return swept
+
+    def drop(self) -> None:
+        """Take the tables out of the catalog and delete their files."""
+        with told(self._spec):
+            for suffix in ("", REJECTED):
+                if self._found(suffix) is not None:
+                    self._catalog.drop_table(self._identifier(suffix))
+        for one in self.storage.list(""):
+            self.storage.delete(one.path)
+
+
+def load_catalog(properties: Mapping[str, str]) -> Any:
+    """pyiceberg's; ``ConfigError`` where the properties name none."""
+    from pyiceberg.catalog import load_catalog as load
+
+    # it warns of each column without statistics, in every file; bodies have none on purpose
+    logging.getLogger("pyiceberg.io.pyarrow").setLevel(logging.ERROR)
+    rest = dict(properties)
+    name = rest.pop("name", "default")
+    try:
+        return load(name, **rest)
+    except ValueError as error:
+        raise ConfigError(
+            f"catalog {name!r} cannot be loaded: {error}; give its properties, like "
+            "type=sql,uri=sqlite:////data/catalog.db, or describe it in ~/.pyiceberg.yaml",
+            name,
+        ) from error
+
+
+@contextmanager
+def told(spec: TableSpec) -> Iterator[None]:
+    """What pyiceberg, its catalog and file systems raise, as an error of ours."""
+    try:
+        yield
+    except RmqError:
+        raise
+    except Exception as error:
+        raise TableStorageError(
+            f"the catalog of the table of {spec.topic!r} does not do what it should: "
+            f"{type(error).__name__}: {error!s:.300}; check that it answers and that the Ray node "
+            "has its credentials. The table goes on by itself then",
+            spec.location,
+        ) from error
+
+
+def with_scheme(location: str) -> str:
+    """A location as Iceberg names files: with a scheme, without options or a slash at its end.
+
+    >>> with_scheme("/data/orders/"), with_scheme("s3://bucket/orders?region=x")
+    ('file:///data/orders', 's3://bucket/orders')
+    """
+    plain = location.partition("?")[0].rstrip("/")
+    return plain if "://" in plain else f"file://{plain}"
+
+
+def _part(change: Change, *, rejected: bool) -> Change:
+    """What of a change belongs to one of both tables."""
+    added, removed = (
+        tuple(one for one in files if one.rejected == rejected)
+        for files in (change.added, change.removed)
+    )
+    return replace(change, added=added, removed=removed)
+
+
+def _rows(table: Any) -> int:
+    current = None if table is None else table.current_snapshot()
+    if current is None:
+        return 0
+    return int(current.summary.additional_properties.get("total-records", 0))
+
+
+def catalog_of_text(text: str) -> dict[str, str]:
+    """``"type=sql,uri=sqlite:///c.db"`` as properties; one word is the name of a catalog that
+    pyiceberg knows. ``ConfigError`` for a part without "=".
+
+    >>> catalog_of_text("lake"), catalog_of_text("name=lake,type=rest")
+    ({'name': 'lake'}, {'name': 'lake', 'type': 'rest'})
+    """
+    if "=" not in text:
+        return {"name": text}
+    found = {}
+    for part in text.split(","):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise ConfigError(f"{part!r} of the catalog's properties must be NAME=VALUE", part)
+        found[key.strip()] = value.strip()
+    return found

@@ -1,0 +1,154 @@
+"""The archivist's actor on its own loop, without Ray, over a real broker: flush, upkeep."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from rmq_ray.client.producer.producer import Producer
+from rmq_ray.errors import TableError, TableStorageError
+from rmq_ray.table import actor
+from rmq_ray.table.rules import TableSpec
+from rmq_ray.table.upkeep import expired, redecode, rewrite
+from tests.support.brokers.live_cluster import LiveCluster
+
+TOPIC = "acted"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    with LiveCluster(tmp_path / "store") as running:
+        monkeypatch.setattr(actor, "RayDiscovery", lambda _name: running)
+        monkeypatch.setattr(actor, "is_restart", lambda: False)
+        yield running
+
+
+def send(cluster: LiveCluster, *bodies: bytes) -> None:
+    with Producer("p", discovery=cluster) as producer:
+        for body in bodies:
+            producer.send(TOPIC, body)
+
+
+def acting(
+    spec: TableSpec, work: Callable[[actor.ArchivistShell], Coroutine[Any, Any, None]]
+) -> None:
+    async def run() -> None:
+        shell = actor.ArchivistShell("live", spec.to_json())
+        await work(shell)
+        await shell.stop()
+        (loop,) = [
+            task for task in asyncio.all_tasks() if task.get_name() == f"table of {spec.topic}"
+        ]
+        loop.cancel()
+
+    asyncio.run(run())
+
+
+def rows(folder: Path) -> int:
+    return sum(pq.read_metadata(path).num_rows for path in folder.glob("day=*/*.parquet"))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 400 KB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=400k", "small", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("to mount a file system needs root")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_flush_upkeep_and_changes_of_a_table(cluster: LiveCluster, tmp_path: Path) -> None:
+    folder = tmp_path / "t"
+    spec = TableSpec(TOPIC, str(folder), decode="json", columns={"n": "int"})
+    send(cluster, b'{"n": 1}')
+
+    async def work(shell: actor.ArchivistShell) -> None:
+        await shell.open()
+        for number in range(4):
+            await asyncio.to_thread(send, cluster, *[b'{"n": 5}'] * 8, b'{"n": 9999999999}')
+            assert await shell.flush(20.0)
+            assert rows(folder) == 1 + 8 * (number + 1)
+        first, files, runs = await shell.begin_upkeep()
+        made = [one for run in runs for one in rewrite(spec.to_json(), run, first)]
+        gone = [one for run in runs for one in run]
+        second, _, _ = await shell.begin_upkeep()
+        with pytest.raises(TableError, match="another upkeep"):
+            await shell.replace_files(first, gone, made)
+        assert await shell.replace_files(second, gone, made) == len(gone)
+        assert rows(folder) == 33 and len(made) < len(gone) <= len(files)
+        await shell.change(
+            TableSpec(TOPIC, str(folder), decode="json", columns={"n": "long"}).to_json()
+        )
+        wider = shell._spec.to_json()
+        third, files, _ = await shell.begin_upkeep()
+        bad = [one for one in files if one.rejected]
+        assert sum(one.rows for one in bad) == 4 and expired(files, 0) == []
+        await shell.replace_files(third, bad, redecode(wider, bad, third), "first")
+        assert rows(folder) == 37
+        status = await shell.status()
+        assert (status["state"], status["rows"], status["rejected_rows"]) == ("running", 37, 0)
+        assert {family.name for family in await shell.metrics()} >= {"rmq_table_up"}
+        await shell.drop()
+        assert not list(folder.glob("day=*/*.parquet"))
+
+    acting(spec, work)
+
+
+def test_what_keeps_an_archivist_is_told_until_it_has_passed(
+    cluster: LiveCluster, tmp_path: Path
+) -> None:
+    send(cluster, b"1")
+    folder = tmp_path / "t"
+    folder.write_text("a file in the folder's place")
+
+    async def work(shell: actor.ArchivistShell) -> None:
+        with pytest.raises(TableError):
+            await shell.flush(20.0)
+        status = await shell.status()
+        assert status["state"] == "waiting" and "goes on by itself" in status["error"]
+        assert (await shell.metrics())[0].samples[0].value == 0
+        folder.unlink()
+        await shell.flush(20.0)
+        status = await shell.status()
+        assert (status["state"], status["error"], rows(folder)) == ("running", "", 1)
+
+    acting(TableSpec(TOPIC, str(folder)), work)
+
+
+def test_a_disk_that_is_full_is_told_and_with_more_space_each_row_is_there_once(
+    cluster: LiveCluster, small_disk: Path
+) -> None:
+    folder = small_disk / "t"
+    sent = [os.urandom(10_000) for _ in range(100)]
+    send(cluster, *sent)
+
+    async def work(shell: actor.ArchivistShell) -> None:
+        for _ in range(3):
+            with pytest.raises(TableStorageError, match="free space"):
+                await shell.flush(20.0)
+        status = await shell.status()
+        assert status["state"] == "waiting" and "free space" in status["error"]
+        assert status["rows"] == 0
+        more = ["mount", "-o", "remount,size=8m", str(small_disk)]
+        subprocess.run(more, check=True)
+        await shell.flush(20.0)
+        assert (await shell.status())["error"] == ""
+
+    acting(TableSpec(TOPIC, str(folder)), work)
+    found = [
+        body
+        for path in folder.glob("day=*/*.parquet")
+        for body in pq.read_table(path, partitioning=None)["body"].to_pylist()
+    ]
+    assert sorted(found) == sorted(sent)
+    assert not [path for path in (folder / "_rmq/staging").rglob("*") if path.is_file()]

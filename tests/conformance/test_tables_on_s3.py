@@ -1,0 +1,186 @@
+"""A table in S3, by moto's server on loopback: rows, sweeps, buckets that are missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from urllib.request import Request, urlopen
+
+import boto3
+import pyarrow.dataset as ds
+import pytest
+from moto.server import ThreadedMotoServer
+from pyarrow import fs
+
+from rmq_ray.clock import ManualClock
+from rmq_ray.errors import CommitterReplaced, RmqError, TableStorageError
+from rmq_ray.table.archivist import Archivist
+from rmq_ray.table.manifest import ManifestTable
+from rmq_ray.table.rules import TableSpec
+from rmq_ray.table.storage import Storage
+from tests.support.tables.table_rig import START_MS, TOPIC, MemoryTopic, expected_rows
+
+BUCKET = "lake"
+
+
+class Guard:
+    """Who may use the store. At first anybody; ``close``: keys of ``keys`` alone."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._iam = boto3.client("iam", endpoint_url=url, region_name="us-east-1")
+        self._iam.create_user(UserName="archivist")
+        allowed = '{"Effect": "Allow", "Action": "*", "Resource": "*"}'
+        document = f'{{"Version": "2012-10-17", "Statement": [{allowed}]}}'
+        self._iam.put_user_policy(UserName="archivist", PolicyName="all", PolicyDocument=document)
+
+    def close(self, closed: bool = True) -> None:
+        count = b"0" if closed else b"inf"
+        url, text = f"{self._url}/moto-api/reset-auth", {"Content-Type": "text/plain"}
+        with urlopen(Request(url, count, text, method="POST"), timeout=20):
+            pass
+
+    def key(self) -> dict[str, str]:
+        """A new one, as the environment has it."""
+        made = self._iam.create_access_key(UserName="archivist")["AccessKey"]
+        return {
+            "AWS_ACCESS_KEY_ID": made["AccessKeyId"],
+            "AWS_SECRET_ACCESS_KEY": made["SecretAccessKey"],
+        }
+
+    def end(self, key: dict[str, str]) -> None:
+        self.close(False)
+        self._iam.delete_access_key(UserName="archivist", AccessKeyId=key["AWS_ACCESS_KEY_ID"])
+        self.close()
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """(client, options of a location)."""
+    for name, value in (("ACCESS_KEY_ID", "key"), ("SECRET_ACCESS_KEY", "secret")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    client = boto3.client("s3", endpoint_url=f"http://{host}:{port}", region_name="us-east-1")
+    with urlopen(Request(f"http://{host}:{port}/moto-api/reset", method="POST"), timeout=20):
+        pass  # buckets outlive a server of the same process
+    yield client, f"?scheme=http&endpoint_override={host}:{port}&region=us-east-1"
+    server.stop()
+
+
+@pytest.fixture
+def guard(s3: Any) -> Iterator[Guard]:
+    made = Guard(s3[0].meta.endpoint_url)
+    yield made
+    made.close(False)
+
+
+def archivist(location: str, topic: MemoryTopic, writer: str) -> Archivist:
+    spec = TableSpec(TOPIC, location).checked()
+    target = ManifestTable(Storage(location), TOPIC, writer)
+    return Archivist(spec, topic, target, ManualClock(START_MS))
+
+
+def rows(location: str) -> list[tuple[int, int, bytes]]:
+    """By pyarrow alone, as any other reader."""
+    found, path = fs.FileSystem.from_uri(location)
+    days = [
+        one.path
+        for one in found.get_file_info(fs.FileSelector(path, recursive=True))
+        if "/day=" in one.path and one.type == fs.FileType.File
+    ]
+    table = ds.dataset(days, filesystem=found, format="parquet").to_table()
+    columns = [table.column(one).to_pylist() for one in ("queue_id", "queue_offset", "body")]
+    return sorted(zip(*columns, strict=True))
+
+
+def test_rows_are_in_the_bucket_once_and_a_new_committer_goes_on(s3: Any) -> None:
+    client, options = s3
+    client.create_bucket(Bucket=BUCKET)
+    location = f"s3://{BUCKET}/orders{options}"
+    topic = MemoryTopic(2)
+    for n in range(100):
+        topic.send(n % 2, b"%d" % n)
+    one = archivist(location, topic, "one")
+    one.turn(force=True)
+    assert rows(location) == expected_rows(topic)
+    topic.send(0, b"more")
+    client.put_object(Bucket=BUCKET, Key="orders/day=2026-01-01/left.parquet", Body=b"half")
+    two = archivist(location, topic, "two")
+    two.turn(force=True)
+    assert rows(location) == expected_rows(topic), "what no commit names is swept"
+    topic.send(1, b"last")
+    with pytest.raises(RmqError, match="taken over"):
+        one.turn(force=True)
+
+
+def test_a_bucket_that_vanishes_is_told_and_caught_up_with_when_it_is_back(s3: Any) -> None:
+    client, options = s3
+    location = f"s3://{BUCKET}/orders{options}"
+    topic = MemoryTopic(1)
+    topic.send(0, b"1")
+    worker = archivist(location, topic, "one")
+    with pytest.raises(TableStorageError, match="create the bucket"):
+        worker.turn(force=True)
+    client.create_bucket(Bucket=BUCKET)
+    assert worker.turn(force=True)
+    assert rows(location) == expected_rows(topic)
+
+
+def test_a_bucket_that_vanishes_with_its_table_is_told_and_filled_anew_from_the_log(
+    s3: Any,
+) -> None:
+    client, options = s3
+    client.create_bucket(Bucket=BUCKET)
+    location = f"s3://{BUCKET}/orders{options}"
+    topic = MemoryTopic(1)
+    topic.send(0, b"1")
+    one = archivist(location, topic, "one")
+    one.turn(force=True)
+    for found in client.list_objects_v2(Bucket=BUCKET)["Contents"]:
+        client.delete_object(Bucket=BUCKET, Key=found["Key"])
+    client.delete_bucket(Bucket=BUCKET)
+    topic.send(0, b"2")
+    with pytest.raises(TableStorageError, match="create the bucket"):
+        one.turn(force=True)
+    client.create_bucket(Bucket=BUCKET)
+    with pytest.raises(CommitterReplaced, match="were deleted"):
+        one.turn(force=True)
+    assert archivist(location, topic, "two").turn(force=True)
+    assert rows(location) == expected_rows(topic)
+
+
+def test_credentials_that_end_are_told_and_with_new_ones_each_row_is_there_once(
+    s3: Any, guard: Guard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, options = s3
+    client.create_bucket(Bucket=BUCKET)
+    location = f"s3://{BUCKET}/orders{options}"
+    topic = MemoryTopic(2)
+    keys = [guard.key(), guard.key()]
+
+    def worker(number: int) -> Archivist:
+        for name, value in keys[number].items():
+            monkeypatch.setenv(name, value)
+        return archivist(location, topic, str(number))
+
+    guard.close()
+    for n in range(10):
+        topic.send(n % 2, b"%d" % n)
+    one = worker(0)
+    assert one.turn(force=True)
+    topic.send(0, b"behind it")
+    guard.end(keys[0])
+    with pytest.raises(TableStorageError, match="AWS_ACCESS_KEY_ID.*goes on by itself"):
+        one.turn(force=True)
+    assert worker(1).turn(force=True)
+    assert rows(location) == expected_rows(topic)
+
+
+def test_secrets_of_a_location_are_not_told(s3: Any) -> None:
+    _, options = s3
+    with pytest.raises(TableStorageError) as told:
+        archivist(f"s3://key:hidden@{BUCKET}/x{options}", MemoryTopic(1), "w").opened()
+    assert "hidden" not in str(told.value)

@@ -1,0 +1,93 @@
+"""Tasks and records travel as they are; of several records the right one stands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rmq_ray.errors import BodyUnreadable, ClientError, TaskNotEncodable
+from rmq_ray.serve.task_codec import (
+    Status,
+    Task,
+    TaskRecord,
+    decode_record,
+    decode_task,
+    encode_record,
+    encode_task,
+    made_ms,
+    new_id,
+    reason,
+    standing,
+)
+
+NOW_MS = 1_764_000_000_123
+ID = new_id(NOW_MS, bytes(range(10)))
+
+
+def record(status: Status, tries: int = 1, result: Any = None) -> TaskRecord:
+    return TaskRecord(ID, status, tries, result, NOW_MS, NOW_MS + 1)
+
+
+def test_an_id_is_a_uuid_of_version_7_that_says_when_it_was_made() -> None:
+    assert made_ms(ID) == NOW_MS and ID[14] == "7" and ID[19] in "89ab"
+    assert len({new_id(NOW_MS, bytes([n] * 10)) for n in range(200)}) == 200
+    for wrong in ("", "7", None, 7, "0f6e9a5e-1c1b-4c3a-9f60-6d1f2a3b4c5d"):
+        with pytest.raises(ClientError, match="no id of a task"):
+            made_ms(wrong)
+
+
+def test_tasks_and_records_come_back_equal_and_of_their_types() -> None:
+    args = [1, "ü", b"", None, (1, (2, [3])), {"a": {1: 2.5}}]
+    task = Task(ID, "résumé", args, {"key": (1,)}, NOW_MS)
+    assert decode_task(encode_task(task, False), False) == task
+    done = record(Status.SUCCESS, 2, {"labels": [("cat", 0.9)]})
+    assert decode_record(encode_record(done, False), False) == done
+
+
+@pytest.mark.parametrize("value", [object(), {1}, 1 << 64, "\ud800", [[set()]]])
+def test_what_has_no_form_is_refused_unless_pickled(value: Any) -> None:
+    with pytest.raises(TaskNotEncodable):
+        encode_task(Task(ID, "t", [value], {}, 0), False)
+
+
+def test_pickled_values_are_read_by_who_says_so() -> None:
+    body = encode_task(Task(ID, "t", [{1, 2}], {}, 0), True)
+    assert decode_task(body, True).args == [{1, 2}]
+    with pytest.raises(BodyUnreadable, match="unpickles nothing"):
+        decode_task(body, False)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xc1",
+        b"\x90",
+        b"\x96\x01\x01\x01\x01\x01\x01",
+        b"\x96\x02\xa1a\xa1b\x90\x80\x01",
+        encode_task(Task(ID, "t", [], {}, 0), False)[:-1],
+    ],
+)
+def test_what_is_no_task_is_told(body: bytes) -> None:
+    with pytest.raises(BodyUnreadable):
+        decode_task(body, False)
+
+
+def test_the_newest_final_record_stands_else_the_newest() -> None:
+    started, again = record(Status.STARTED, 2), record(Status.RETRY)
+    done, failed = record(Status.SUCCESS), record(Status.FAILURE)
+    assert standing([]) is None
+    assert standing([started, again]) is started
+    assert standing([started, done, again]) is done
+    assert standing([done, started, failed]) is done
+
+
+def test_a_reason_is_text_whatever_the_exception_does() -> None:
+    class Odd(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    assert reason(Odd()) == "Odd: (its text cannot be had)"
+    assert reason(ValueError("\ud800")) == "ValueError: \\ud800"
+    assert len(reason(ValueError("x" * 10_000))) == 4_096

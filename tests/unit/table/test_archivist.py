@@ -1,0 +1,252 @@
+"""An archivist brings every visible row into the table once, whatever dies or fails on the way."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rmq_ray.errors import CommitterReplaced, RmqError, TableError, TableStorageError
+from rmq_ray.table.archivist import Archivist
+from rmq_ray.table.manifest import ManifestTable
+from rmq_ray.table.storage import Storage
+from tests.support.tables.table_rig import (
+    START_MS,
+    Faults,
+    Killed,
+    MemoryTopic,
+    archivist_at,
+    expected_rows,
+    glob_rows,
+    rows_of,
+    spec_at,
+)
+
+
+def filled(rows: int = 40, queues: int = 2) -> MemoryTopic:
+    topic = MemoryTopic(queues)
+    for n in range(rows):
+        topic.send(n % queues, b"%d" % n)
+    return topic
+
+
+def committed_rows(folder: Path) -> list[tuple[int, int, bytes]]:
+    """What the newest manifest names."""
+    files = json.loads((folder / "_rmq/offsets.json").read_text())["files"]
+    return rows_of([folder / row[0] for row in files if not row[8]])
+
+
+def test_a_turn_brings_what_is_visible_into_the_table_and_says_how_far_it_is(
+    tmp_path: Path,
+) -> None:
+    topic = filled()
+    archivist = archivist_at(spec_at(tmp_path), topic, "w")
+    assert archivist.turn(force=True)
+    assert glob_rows(tmp_path) == committed_rows(tmp_path) == expected_rows(topic)
+    said = json.loads((tmp_path / "_rmq/offsets.json").read_text())
+    assert said["offsets"] == {"orders": {"broker-a": {"0": 20, "1": 20}}}
+    assert said["rows"] == 40 and archivist.lag.messages == 0
+    assert topic.held == {queue: 20 for queue in topic.queues}
+    assert not archivist.turn(force=True), "nothing new"
+
+
+def test_rows_lie_in_a_folder_for_each_day_of_storing_also_when_the_clock_jumps(
+    tmp_path: Path,
+) -> None:
+    topic = MemoryTopic(1)
+    day = 86_400_000
+    for n, at in enumerate((0, day - 1, day, 0, day)):  # the fourth: a clock that was set back
+        topic.send(0, b"%d" % n, START_MS + at)
+    archivist_at(spec_at(tmp_path), topic, "w").turn(force=True)
+    found = {
+        folder.name: [body for _, _, body in rows_of(sorted(folder.iterdir()))]
+        for folder in tmp_path.glob("day=*")
+    }
+    assert list(found.values()) == [[b"0", b"1", b"3"], [b"2", b"4"]] or list(
+        reversed(found.values())
+    ) == [[b"0", b"1", b"3"], [b"2", b"4"]]
+    assert glob_rows(tmp_path) == expected_rows(topic)
+
+
+def test_nothing_is_committed_before_it_is_due(tmp_path: Path) -> None:
+    topic = filled(4)
+    archivist = archivist_at(spec_at(tmp_path, max_lag_s=60), topic, "w")
+    clock = archivist._clock
+    assert not archivist.turn() and archivist.lag.messages == 4
+    clock.advance_ms(47_000)
+    assert not archivist.turn() and archivist.lag.ms == 47_000
+    clock.advance_ms(1_000)
+    assert archivist.turn() and archivist.lag.messages == 0
+
+
+def test_a_clock_that_is_set_back_or_forward_delays_no_commit(tmp_path: Path) -> None:
+    topic = MemoryTopic(1)
+    archivist = archivist_at(spec_at(tmp_path, max_lag_s=60), topic, "w")
+    for jump_ms in (-30 * 86_400_000, 30 * 86_400_000, -3_600_000):
+        topic.send(0, b"x", archivist._clock.now_ms())
+        archivist.turn(force=True)
+        topic.send(0, b"y", archivist._clock.now_ms())
+        archivist._clock.jump_ms(jump_ms)
+        archivist.turn()
+        archivist._clock.advance_ms(50_000)
+        archivist.turn()
+        assert archivist.lag.messages == 0, f"the clock was moved by {jump_ms} ms"
+    assert glob_rows(tmp_path) == expected_rows(topic)
+
+
+def test_a_table_whose_files_were_deleted_begins_anew_with_what_the_log_has(
+    tmp_path: Path,
+) -> None:
+    topic = filled()
+    archivist = archivist_at(spec_at(tmp_path / "t"), topic, "w")
+    archivist.turn(force=True)
+    shutil.rmtree(tmp_path / "t")
+    topic.send(0, b"more")
+    with pytest.raises(CommitterReplaced, match="were deleted"):
+        archivist.turn(force=True)
+    assert archivist_at(spec_at(tmp_path / "t"), topic, "x").turn(force=True)
+    assert committed_rows(tmp_path / "t") == expected_rows(topic)
+
+
+def test_what_retention_took_first_is_a_gap_that_the_table_tells(tmp_path: Path) -> None:
+    topic = filled()
+    archivist = archivist_at(spec_at(tmp_path), topic, "w")
+    archivist.turn(force=True)
+    for n in range(10):
+        topic.send(0, b"later %d" % n)
+    topic.lows[topic.queues[0]] = 25
+    assert archivist.turn(), "a gap is told at once"
+    (gap,) = archivist_at(spec_at(tmp_path), topic, "x").opened().gaps
+    assert (gap.first, gap.next, gap.reason) == (20, 25, "retention")
+    lost = {(0, offset) for offset in range(20, 25)}
+    assert glob_rows(tmp_path) == [row for row in expected_rows(topic) if row[:2] not in lost]
+
+
+def test_a_log_that_was_cut_is_read_again_from_the_cut_and_that_is_told(tmp_path: Path) -> None:
+    topic = filled()
+    archivist = archivist_at(spec_at(tmp_path), topic, "w")
+    archivist.turn(force=True)
+    queue = topic.queues[1]
+    topic.rows[queue][18:] = [(b"other", START_MS)]
+    topic.epoch, topic.cuts = 2, {queue: 18}
+    assert archivist.turn(force=True)
+    (gap,) = archivist.opened().gaps
+    assert (gap.first, gap.next, gap.reason) == (18, 20, "cut")
+    assert (1, 18, b"other") in glob_rows(tmp_path) and archivist.opened().offsets[queue] == 19
+    assert not archivist.turn(force=True), "it is not seen twice"
+
+
+@pytest.mark.parametrize("block", range(5))
+def test_every_row_is_there_once_after_failures_and_deaths_at_every_step(
+    tmp_path: Path, block: int
+) -> None:
+    for seed in range(block * 10, block * 10 + 10):
+        folder = tmp_path / str(seed)
+        wanted = history(seed, folder)
+        assert committed_rows(folder) == wanted, f"history({seed}, folder)"
+        assert glob_rows(folder) == wanted, f"leftovers after history({seed}, folder)"
+
+
+def history(seed: int, folder: Path) -> list[tuple[int, int, bytes]]:
+    """What the table must have in the end."""
+    chance, topic, faults = random.Random(seed), MemoryTopic(2), Faults()
+    old: list[Archivist] = []
+    folder.mkdir()
+    spec = spec_at(folder)
+    archivist, starts = archivist_at(spec, topic, "w0", faults), 0
+    for _ in range(12):
+        for _ in range(chance.randrange(20)):
+            topic.send(chance.randrange(2), b"%d" % chance.randrange(1000))
+        if chance.random() < 0.7:
+            faults.arm(chance)
+        alive = turned(archivist)
+        faults.at = -1
+        if not alive or chance.random() < 0.2:
+            if alive:
+                old.append(archivist)  # it does not know that it was replaced
+            starts += 1
+            archivist = archivist_at(spec, topic, f"w{starts}", faults)
+        if old and chance.random() < 0.5:
+            zombie = chance.choice(old)
+            if not turned(zombie):
+                old.remove(zombie)
+    while not turned(archivist):  # ends: no faults, and nobody beside it
+        archivist = archivist_at(spec, topic, "last", faults)
+    archivist.turn(force=True)
+    archivist.sweep()
+    return expected_rows(topic)
+
+
+def turned(archivist: Archivist) -> bool:
+    """Whether its process still runs after a turn."""
+    try:
+        archivist.turn(force=True)
+    except (Killed, CommitterReplaced):
+        return False
+    except RmqError:
+        pass
+    return True
+
+
+def test_an_older_committer_gives_up_and_changes_nothing(tmp_path: Path) -> None:
+    topic = filled()
+    spec = spec_at(tmp_path)
+    old, new = (archivist_at(spec, topic, name) for name in ("old", "new"))
+    old.turn(force=True)
+    new.turn(force=True)
+    topic.send(0, b"more")
+    with pytest.raises(CommitterReplaced):
+        old.turn(force=True)
+    new.turn(force=True)
+    new.sweep()
+    assert glob_rows(tmp_path) == committed_rows(tmp_path) == expected_rows(topic)
+
+
+def test_a_manifest_of_an_older_committer_that_comes_late_does_not_count(tmp_path: Path) -> None:
+    topic = filled()
+    spec = spec_at(tmp_path)
+    old = archivist_at(spec, topic, "old")
+    old.turn(force=True)
+    late = sorted((tmp_path / "_rmq/commits").iterdir())[-1]
+    text = late.read_text()
+    late.unlink()
+    new = archivist_at(spec, topic, "new")
+    new.turn(force=True)
+    late.write_text(text)
+    state = ManifestTable(Storage(str(tmp_path)), "orders").load()
+    assert state.version.rpartition("/")[2].startswith("000002-new")
+    new.sweep()
+    assert glob_rows(tmp_path) == expected_rows(topic)
+
+
+def test_a_place_that_cannot_be_written_to_is_told_and_caught_up_with(tmp_path: Path) -> None:
+    topic, faults = filled(), Faults()
+    archivist = archivist_at(spec_at(tmp_path), topic, "w", faults)
+    archivist.opened()
+    faults.at = 0
+    with pytest.raises(TableStorageError):
+        archivist.turn(force=True)
+    assert archivist.turn(force=True)
+    assert glob_rows(tmp_path) == expected_rows(topic)
+
+
+def test_a_topic_that_was_made_anew_is_told_and_nothing_of_it_is_mixed_in(tmp_path: Path) -> None:
+    archivist_at(spec_at(tmp_path), filled(), "w").turn(force=True)
+    anew = filled(4)
+    with pytest.raises(TableError, match="made anew"):
+        archivist_at(spec_at(tmp_path), anew, "x").turn(force=True)
+    assert glob_rows(tmp_path) == expected_rows(filled())
+
+
+def test_files_are_closed_at_their_size(tmp_path: Path) -> None:
+    topic = MemoryTopic(1)
+    chance = random.Random(7)
+    for _ in range(140):
+        topic.send(0, chance.randbytes(1_000_000))
+    spec = spec_at(tmp_path, file_bytes=32 << 20)
+    archivist_at(spec, topic, "w").turn(force=True)
+    files = sorted(tmp_path.glob("day=*/*.parquet"))
+    assert 2 <= len(files) <= 5 and glob_rows(tmp_path) == expected_rows(topic)

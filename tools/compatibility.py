@@ -1,0 +1,113 @@
+"""Writes docs/compatibility.md: which client of Apache RocketMQ does what, shown by which tests.
+
+    interop/compatibility.toml   features, clients, names of tests
+    interop/results.json         how each test ended, written by a run of tests/interop with
+                                 RMQ_RAY_INTEROP_RESULTS=1
+
+python -m tools.compatibility            write the page
+python -m tools.compatibility --check    fail when the page says something else
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "compatibility.md"
+TABLE = ROOT / "interop" / "compatibility.toml"
+RESULTS = ROOT / "interop" / "results.json"
+TESTS = ROOT / "tests" / "interop"
+PASSED, NOT_RUN = "passed", "not run"
+TEXT = """# Compatibility
+
+Which of Apache RocketMQ's clients does what with a cluster of this project, as tests show. This
+page is written by `python -m tools.compatibility` from the results of the last run of
+`tests/interop`; each number is a test, or a case of one, that passed, and "0 of 1" says that one
+has not run since it is there.
+
+{table}
+
+An empty cell is not tested. Clients written for RocketMQ 5 over gRPC, and its proxy, are not
+served.
+
+## RocketMQ's own tests
+
+`rocketmq-test` {suite}; not run:
+
+| class | why |
+| --- | --- |
+| BaseBroadCastIT | the base of other classes, without tests |
+| DLedgerProduceAndConsumeIT | starts Apache's brokers with its own replicated log |
+
+RocketMQ 5 does not publish the classes of its integration tests (`rocketmq-test`, classifier
+`tests`).
+
+## What shows it
+
+| | |
+| --- | --- |
+{evidence}
+"""
+
+
+def features() -> list[dict[str, object]]:
+    """The rows of the table: ``name`` and, by client, tests."""
+    return list(tomllib.loads(TABLE.read_text("utf-8"))["feature"])
+
+
+def results() -> dict[str, str]:
+    """``file::test[case]`` -> how it ended."""
+    return dict(json.loads(RESULTS.read_text("utf-8")))
+
+
+def cases(test: str, ended: Mapping[str, str]) -> list[str]:
+    """How the cases of a test ended; one that is named whole is its only case."""
+    return [how for name, how in ended.items() if name == test or name.split("[")[0] == test]
+
+
+def rendered() -> str:
+    """The page."""
+    ended, rows = results(), features()
+    clients = list(dict.fromkeys(name for row in rows for name in row if name != "name"))
+    lines = [f"| | {' | '.join(clients)} |", "| --- " * (len(clients) + 1) + "|"]
+    evidence = []
+    for row in rows:
+        cells = [_cell(row.get(client, ()), ended) for client in clients]
+        lines.append(f"| {row['name']} | {' | '.join(cells)} |")
+        files = {test.split("::")[0] for client in clients for test in _tests(row.get(client, ()))}
+        told = ", ".join(f"`tests/interop/{name}`" for name in sorted(files))
+        evidence.append(f"| {row['name']} | {told} |")
+    whole = _cell(["test_rocketmq_suite.py::test_rocketmqs_own_integration_tests_pass"], ended)
+    suite = "4.9.7: all 108 tests of 48 classes pass" if whole == "1" else "4.9.7: see above"
+    return TEXT.format(table="\n".join(lines), suite=suite, evidence="\n".join(evidence))
+
+
+def _tests(found: object) -> list[str]:
+    return [str(test) for test in found] if isinstance(found, list | tuple) else []
+
+
+def _cell(tests: object, ended: Mapping[str, str]) -> str:
+    how = [one for test in _tests(tests) for one in cases(test, ended) or [NOT_RUN]]
+    if not how:
+        return ""
+    passed = how.count(PASSED)
+    return str(passed) if passed == len(how) else f"{passed} of {len(how)}"
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="docs/compatibility.md")
+    parser.add_argument("--check", action="store_true", help="write nothing, fail on a difference")
+    wanted = rendered()
+    if parser.parse_args().check:
+        same = PAGE.exists() and PAGE.read_text("utf-8") == wanted
+        raise SystemExit(0 if same else "docs/compatibility.md: python -m tools.compatibility")
+    PAGE.write_text(wanted, "utf-8")
+
+
+if __name__ == "__main__":
+    main()
