@@ -11,12 +11,6 @@ BASE       ?= main
 SECONDS    ?= 60
 MODE       ?= both
 
-# Those without Ray or JVM run three at a time, since many of them wait, and those that wait for JVMs two at a time; the
-# others, of which some time what is promised, one after another: each has the machine for itself.
-FAST_TESTS := $(wildcard tests/unit tests/conformance tests/sim tests/golden)
-WAITING_TESTS := $(wildcard tests/interop)
-SPARK_TESTS := $(wildcard tests/spark)
-
 export RAY_worker_niceness := 0
 
 .DEFAULT_GOAL := help
@@ -40,10 +34,7 @@ demo: $(DEMO) ## a year of flights through brokers, consumers and Spark, from no
 	$(BIN)/python -m examples.flights
 
 test: $(DEV) ## every test, those with Ray, Spark and Apache RocketMQ's Java code included
-	$(BIN)/python -m pytest $(FAST_TESTS) -n 3 --dist loadfile $(TEST_ARGS)
-	$(BIN)/python -m pytest $(WAITING_TESTS) -n 2 --dist loadfile $(TEST_ARGS)
-	$(BIN)/python -m pytest $(SPARK_TESTS) -n 2 --dist loadfile $(TEST_ARGS)
-	$(BIN)/python -m pytest tests $(FAST_TESTS:%=--ignore=%) $(WAITING_TESTS:%=--ignore=%) $(SPARK_TESTS:%=--ignore=%) $(TEST_ARGS)
+	$(BIN)/python -m tools.suite $(TEST_ARGS)
 
 check: $(DEV) ## format, lint, types, layers, the site, house rules, seed coverage
 	$(BIN)/ruff format --check .

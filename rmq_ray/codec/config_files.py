@@ -40,6 +40,7 @@ from rmq_ray.model.topics import (
     DataVersion,
     GroupConfig,
     TopicConfig,
+    adopted_of,
     bound_of,
     retention_of,
     topic_attributes,
@@ -172,6 +173,7 @@ def decode_topics(value: Mapping[str, Any]) -> Topics:
                 "name": name,
                 "retention_hours": retention_of(members.get("attributes")),
                 "bound": bound_of(members.get("attributes")),
+                "adopted": adopted_of(members.get("attributes")),
             }
         )
         for name, members in value["topicConfigTable"].items()

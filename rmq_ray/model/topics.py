@@ -56,6 +56,7 @@ FORBIDDEN_SEND_TOPICS = frozenset(
     )
 )
 RESERVE_TIME = "reserve.time"
+ADOPTED = "rmq_ray.adopted"
 SLOTS, SLOT_BYTES, SLOTS_GROUP = "rmq_ray.slots", "rmq_ray.slot_bytes", "rmq_ray.slots_group"
 BOUND_MAX = 10**15 - 1
 RETENTION_HOURS_MAX = 1_000_000
@@ -117,7 +118,8 @@ class TopicConfig:
     """A topic on one broker. Defaults are those of RocketMQ's TopicConfig class.
 
     ``retention_hours``: 0 = as long as the store keeps its log; RocketMQ 5's attribute
-    ``reserve.time``. ``bound``: None = senders never wait for consumers.
+    ``reserve.time``. ``bound``: None = senders never wait for consumers. ``adopted``: a slave met
+    its messages before its master's settings of it, so that more queues may be known to producers.
     """
 
     name: str
@@ -129,6 +131,7 @@ class TopicConfig:
     order: bool = False
     retention_hours: int = 0
     bound: TopicBound | None = None
+    adopted: bool = False
 
 
 def topic_attributes(topic: TopicConfig) -> dict[str, dict[str, str]]:
@@ -140,6 +143,8 @@ def topic_attributes(topic: TopicConfig) -> dict[str, dict[str, str]]:
         bound = topic.bound
         own = {SLOTS: bound.slots, SLOT_BYTES: bound.slot_bytes, SLOTS_GROUP: bound.group}
         found |= {name: str(value) for name, value in own.items() if value}
+    if topic.adopted:
+        found[ADOPTED] = "true"
     return {"attributes": found} if found else {}
 
 
@@ -161,6 +166,11 @@ def bound_of(attributes: object) -> TopicBound | None:
     if not slots and not size:
         return None
     return TopicBound(slots, size, str(known.get(SLOTS_GROUP, "")))
+
+
+def adopted_of(attributes: object) -> bool:
+    """``adopted`` as such a member says it."""
+    return isinstance(attributes, dict) and attributes.get(ADOPTED) == "true"
 
 
 def bound_number(text: str) -> int:

@@ -375,6 +375,26 @@ def test_messages_whose_topic_the_slave_was_never_told_of_come_from_the_next_mas
             assert sorted(map(int, collector.wait_for(20))) == list(range(20))
 
 
+def test_a_producer_goes_on_in_queues_that_the_next_master_was_never_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ElectedCluster(tmp_path, 2, ASYNC) as cluster:
+        cluster.settled()
+
+        async def fails(_tables: ReplicaTables, _connection: object) -> None:
+            raise ConnectFailed("the master is about to die")
+
+        monkeypatch.setattr(ReplicaTables, "sync", fails)
+        with Producer("p", discovery=cluster, send_timeout_ms=10_000) as producer:
+            first = producer.send("made-by-a-send", b"one", selector=lambda queues, *_: queues[0])
+            ahead = MessageQueue("made-by-a-send", first.queue.broker_name, 3)
+            assert first.queue.queue_id == 0
+            cluster.settled()
+            cluster.kill(0)
+            assert cluster.elect() == 1
+            assert producer.send("made-by-a-send", b"two", queue=ahead).queue == ahead
+
+
 def test_what_waits_for_its_time_and_what_was_popped_comes_from_the_next_master(
     tmp_path: Path,
 ) -> None:

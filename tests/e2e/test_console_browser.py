@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,8 @@ PICTURES = (
 )
 PICTURE_BYTES_MAX = 150_000
 WAIT_S = 20.0
+GONE = ("stale element reference", "does not belong to the document")
+"""What the driver says of an element that was drawn anew between finding and clicking it."""
 QUEUE = MessageQueue("orders", "broker-a", 0)
 POISON = b'{"order": 4711, "amount": "12,50 EUR", "customer": {"id": "c-17", "country": "DE"}}'
 
@@ -121,13 +123,8 @@ class Operator:
 
     @property
     def text(self) -> str:
-        """What stands on the page."""
-        from selenium.common.exceptions import StaleElementReferenceException
-        from selenium.webdriver.common.by import By
-
-        with suppress(StaleElementReferenceException):
-            return str(self.driver.find_element(By.TAG_NAME, "body").text)
-        return ""
+        """What stands on the page, taken in one step: pages and live tables change meanwhile."""
+        return str(self.driver.execute_script("return document.body?.innerText ?? ''"))
 
     def go(self, path: str) -> None:
         """By typing an address."""
@@ -135,14 +132,17 @@ class Operator:
 
     def click(self, css: str) -> None:
         """The first that fits, on the page that is there; live tables are drawn anew meanwhile."""
-        from selenium.common.exceptions import StaleElementReferenceException
+        from selenium.common.exceptions import WebDriverException
         from selenium.webdriver.common.by import By
 
         def clicked() -> bool:
-            with suppress(StaleElementReferenceException):
+            try:
                 self.driver.find_element(By.CSS_SELECTOR, css).click()
-                return True
-            return False
+            except WebDriverException as error:
+                if any(words in str(error.msg) for words in GONE):
+                    return False
+                raise
+            return True
 
         eventually(clicked, WAIT_S)
         self.clicks += 1

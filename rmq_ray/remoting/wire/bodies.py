@@ -41,6 +41,7 @@ from rmq_ray.model.topics import (
     QueueData,
     TopicConfig,
     TopicRoute,
+    adopted_of,
     bound_of,
     retention_of,
     topic_attributes,
@@ -480,6 +481,7 @@ def decode_topic(found: Mapping[str, Any]) -> TopicConfig:
         order=bool(found.get("order")),
         retention_hours=retention_of(found.get("attributes")),
         bound=bound_of(found.get("attributes")),
+        adopted=adopted_of(found.get("attributes")),
     )
 
 

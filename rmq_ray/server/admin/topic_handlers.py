@@ -37,9 +37,8 @@ from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.groups.membership import GroupMembership
 from rmq_ray.server.tables.group_table import GroupTable
 from rmq_ray.server.tables.offset_table import OffsetTable
-from rmq_ray.server.tables.topic_table import TopicTable
+from rmq_ray.server.tables.topic_table import QUEUES_MAX, TopicTable
 
-QUEUES_MAX = 4_096  # of one topic on one broker
 PERMISSIONS = int(Permission.READ_WRITE | Permission.INHERIT | Permission.PRIORITY)
 Save = Callable[[Saved], None]
 

@@ -127,13 +127,7 @@ class RecordsHandlers:
                 f"producers in frames; send to a topic of your own",
                 topic,
             )
-        config = path.gate.admit(topic)
-        if not 0 <= queue_id < config.write_queues:
-            raise ClientError(
-                f"request queueId[{queue_id}] is illegal, topic {topic} has "
-                f"{config.write_queues} write queues; refresh the route",
-                queue_id,
-            )
+        config = path.gate.writable(path.gate.admit(topic), queue_id)
         if topic in path.pending_topics:
             return False
         if self._admitted_version is not path.topics.version:

@@ -224,6 +224,20 @@ class TopicGate:
                 ResponseCode.SERVICE_NOT_AVAILABLE,
             )
 
+    def writable(self, config: TopicConfig, queue_id: int) -> TopicConfig:
+        """The topic, which has this queue for writing. Raises ``ClientError`` (1) beyond the last
+        one.
+        """
+        if queue_id >= config.write_queues:
+            config = self._topics.widen(config, queue_id)
+        if not 0 <= queue_id < config.write_queues:
+            raise ClientError(
+                f"request queueId[{queue_id}] is illegal, topic {config.name} has "
+                f"{config.write_queues} write queues; refresh the route",
+                queue_id,
+            )
+        return config
+
     def queue(self, config: TopicConfig, queue_id: int) -> int:
         """The queue to write: the given one, or for a negative one the next in turn. Raises
         ``ClientError`` (1) beyond the last.
@@ -231,6 +245,8 @@ class TopicGate:
         if queue_id < 0:
             self._turn += 1
             return self._turn % max(1, config.write_queues)
+        if queue_id >= max(config.read_queues, config.write_queues):
+            config = self._topics.widen(config, queue_id)
         if queue_id >= max(config.read_queues, config.write_queues):
             raise ClientError(
                 f"request queueId[{queue_id}] is illegal, topic {config.name} has "

@@ -352,7 +352,7 @@ class Replica:
         """Messages became visible here: held pulls are woken; a topic that this slave does not know
         is a reason to fetch the tables.
         """
-        if self._tables.adopt(topic, queue_id):
+        if self._parts.tables.topics.adopt(topic, queue_id):
             self._strange.set()
         if self._config.long_polling:
             self._parts.arrived(topic, queue_id, maximum, codes)
@@ -421,7 +421,6 @@ class ReplicaTables:
 
     def __init__(self, parts: FollowerParts) -> None:
         self._parts = parts
-        self._adopted: set[str] = set()
         self._change: int | None = None
         self.synced = 0
         """How often everything was fetched."""
@@ -468,15 +467,6 @@ class ReplicaTables:
             self._parts.tables.offsets.merge(_picked(found, halves=False))
         self._change = told.change
 
-    def adopt(self, topic: str, queue_id: int) -> bool:
-        """A message of the topic has come; whether the master's settings of it are wanted."""
-        topics = self._parts.tables.topics
-        known = topics.get(topic)
-        if known is None or (topic in self._adopted and known.read_queues <= queue_id):
-            self._adopted.add(topic)
-            topics.adopt(topic, queue_id + 1)
-        return topic in self._adopted
-
     async def is_stale(self, connection: AsyncConnection) -> bool:
         """Whether the master has other topics or groups than were fetched last. Raises
         ``RemotingError``.
@@ -504,9 +494,8 @@ class ReplicaTables:
     def _take_topics(self, answer: Command) -> None:
         tables = self._parts.tables
         topics, version = bodies.decode_topic_configs(answer.body_bytes())
-        if version == tables.topics.version and not self._adopted:
+        if version == tables.topics.version and not tables.topics.has_adopted():
             return
-        self._adopted.clear()
         gone = set(tables.topics.names()) - set(topics)
         tables.topics.load(topics, version)
         tables.save_topics()

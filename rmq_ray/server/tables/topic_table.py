@@ -35,6 +35,7 @@ TOPICS_MAX = 50_000
 CLIENT_DEFAULT_QUEUES = 4  # a producer's defaultTopicQueueNums
 BENCHMARK_QUEUES = 1_024
 CLUSTER_QUEUES = 16
+QUEUES_MAX = 4_096  # of one topic on one broker
 BYTES_MAX = 64 << 20  # of requests that wait for new topics
 
 Resume = Callable[[Exception | None], None]
@@ -138,13 +139,31 @@ class TopicTable:
         """
         return self._topics.get(topic) or self.put(TopicConfig(topic, queues, queues))
 
-    def adopt(self, topic: str, queues: int) -> None:
-        """On a slave: a topic whose messages came before its settings. The table counts as old as
-        before, so that the master's replaces it.
+    def adopt(self, topic: str, queue_id: int) -> bool:
+        """On a slave: a message of the topic has come to the queue; whether the master's settings
+        of the topic are wanted. Until they are here, it has the queues that were seen. The table
+        counts as old as before, so that the master's replaces it.
         """
-        config = TopicConfig(topic, queues, queues)
-        self._topics[topic] = config
-        self._changed(config)
+        known = self._topics.get(topic)
+        if known is None or (known.adopted and known.read_queues <= queue_id):
+            known = TopicConfig(topic, queue_id + 1, queue_id + 1, adopted=True)
+            self._topics[topic] = known
+            self._changed(known)
+        return known.adopted
+
+    def has_adopted(self) -> bool:
+        """Whether settings of a topic are wanted from the master."""
+        return any(config.adopted for config in self._topics.values())
+
+    def widen(self, config: TopicConfig, queue_id: int) -> TopicConfig:
+        """For a send to a queue beyond the topic's last: an adopted topic grows by it. A slave that
+        was promoted before it had the settings knows too few queues, and the producer has its
+        route from the master before. Any other topic stays as it is.
+        """
+        if not config.adopted or queue_id >= QUEUES_MAX:
+            return config
+        queues = queue_id + 1
+        return self.put(replace(config, read_queues=queues, write_queues=queues))
 
     def put(self, config: TopicConfig) -> TopicConfig:
         """Create or replace. Raises ``AdminError`` when the table is full."""

@@ -29,7 +29,7 @@ from rmq_ray.codec.record import (
 )
 from rmq_ray.codec.record_properties import PropertyFacts, split_facts
 from rmq_ray.config import BrokerConfig
-from rmq_ray.errors import ClientError, MalformedFrame, MessageIllegal, TopicNotWritable
+from rmq_ray.errors import MalformedFrame, MessageIllegal, TopicNotWritable
 from rmq_ray.model.message import UNIQUE_KEY, SysFlag
 from rmq_ray.model.topics import HALF_TOPIC
 from rmq_ray.ports import Peer
@@ -434,13 +434,7 @@ class HalvesHandlers(RecordsHandlers):
                 f"your own",
                 topic,
             )
-        config = path.gate.admit(topic)
-        if header.queue_id >= config.write_queues:
-            raise ClientError(
-                f"request queueId[{header.queue_id}] is illegal, topic {topic} has "
-                f"{config.write_queues} write queues; refresh the route",
-                topic,
-            )
+        path.gate.writable(path.gate.admit(topic), header.queue_id)
         path.topics.create_internal(HALF_TOPIC, 1)
         for waits in (topic, HALF_TOPIC):
             if waits in path.pending_topics:

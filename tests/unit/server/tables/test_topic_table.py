@@ -94,6 +94,31 @@ def test_order_flags_come_from_the_name_server_and_leave_system_topics_alone() -
     assert flags == {"a": True, "b": False}
 
 
+def test_an_adopted_topic_grows_with_the_queues_that_producers_know() -> None:
+    topics, _ = table()
+    assert topics.adopt("orders", 1)
+    guessed = topics.get("orders")
+    assert guessed is not None and guessed.write_queues == 2
+    before = topics.version
+    assert topics.widen(guessed, 3).write_queues == 4
+    assert topics.version != before
+    grown = topics.get("orders")
+    assert grown == TopicConfig("orders", 4, 4, adopted=True)
+    assert topics.widen(grown, 5).read_queues == 6
+    assert topics.widen(grown, 4_096) == grown
+
+
+def test_settings_of_the_master_or_of_an_administrator_end_an_adoption() -> None:
+    topics, _ = table()
+    topics.adopt("orders", 1)
+    by_hand = topics.put(TopicConfig("orders", 3, 3))
+    assert topics.widen(by_hand, 3) == by_hand and not topics.has_adopted()
+    topics.adopt("bills", 0)
+    topics.load({"bills": TopicConfig("bills", 2, 2)}, topics.version)
+    assert not topics.has_adopted()
+    assert topics.widen(TopicConfig("bills", 2, 2), 2) == TopicConfig("bills", 2, 2)
+
+
 def test_system_topics_are_known() -> None:
     topics, _ = table()
     assert all(
