@@ -2,16 +2,23 @@
 
     python -m tools.suite [arguments of pytest]
 
-    light    unit, conformance, sim, golden    without Ray or JVM; three at a time, since many wait;
-                                               a failure is final
-    interop  beside Apache RocketMQ            two at a time
-    spark    Spark                             two at a time
-    ray      everything else                   one after another, with the machine for itself
+    track   lane      what                              how
+    light   light     unit, conformance, sim, golden    without Ray or JVM; beside the heavy tracks,
+                                                        with less of the processor's time; a failure
+                                                        is final
+    jvm     interop   beside Apache RocketMQ            two at a time
+            spark     Spark
+    ray     ray       Ray, whole clusters, hosts
+    (then)  clock     what a clock judges, marked so    nothing else runs on the machine
+    (then)  again     what failed in a heavy lane       the same
 
-What fails in a heavy lane runs once more, alone, when all lanes are done. Red twice is red. Red and
-then green is flaky: it is named on a line of its own and in ``build/flaky.jsonl``. Red all the
-same: a test whose checker of promises spoke (``tests.support.outcomes.Violation``), and more than
-``FLAKY_MAX`` flaky ones. docs/testing.md says who mends them.
+Tracks run at the same time, the lanes of a track one after the other. What a lane prints is in
+``build/suite`` and, when the lane is done, on the output.
+
+Red twice is red. Red and then green is flaky: it is named on a line of its own and in
+``build/flaky.jsonl``. Red all the same: a test whose checker of promises spoke
+(``tests.support.outcomes.Violation``), and more than ``FLAKY_MAX`` flaky ones. docs/testing.md says
+who mends them.
 """
 
 from __future__ import annotations
@@ -22,6 +29,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,24 +41,28 @@ FLAKY_MAX = 3
 AGAIN_MAX = 12
 """More failures than this are no accident: nothing runs again."""
 NO_TESTS = 5  # pytest's exit code
+TOLD_EVERY_S = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """``paths``: of tests; empty: all folders that no other lane has."""
+    """``workers``: processes that run its tests. ``niceness``: as of the command ``nice``."""
 
     name: str
     folders: tuple[str, ...]
     workers: int = 1
     heavy: bool = True
+    niceness: int = 0
 
 
-LANES = (
-    Lane("light", ("unit", "conformance", "sim", "golden"), 3, heavy=False),
-    Lane("interop", ("interop",), 2),
-    Lane("spark", ("spark",), 2),
-    Lane("ray", ("ray", "e2e", "torture")),
+TRACKS = (
+    (Lane("ray", ("ray", "e2e", "torture")),),
+    (Lane("interop", ("interop",), 2), Lane("spark", ("spark",))),
+    (Lane("light", ("unit", "conformance", "sim", "golden"), 3, heavy=False, niceness=5),),
 )
+LANES = tuple(lane for track in TRACKS for lane in track)
+CLOCK = Lane("clock", ("ray",))
+AGAIN = Lane("again", ())
 
 
 @dataclass(slots=True)
@@ -73,45 +86,81 @@ class Verdict:
 
     @property
     def green(self) -> bool:
-        """Whether main may move here."""
+        """Whether everything that ran may be trusted."""
         return not self.red and not self.complaints
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """The exit code: 0 when everything is green."""
     known = {folder for lane in LANES for folder in lane.folders}
     strange = {path.parent.name for path in (ROOT / "tests").glob("*/test_*.py")} - known
     if strange:
         print(f"no lane runs tests/{', tests/'.join(sorted(strange))}: name it in tools/suite.py")
         return 1
-    runs = {}
-    for lane in LANES:
-        where = [f"tests/{folder}" for folder in lane.folders]
-        runs[lane.name] = run(lane.name, where, lane.workers, arguments)
+    runs = run_tracks(arguments)
+    runs[CLOCK.name] = run(CLOCK, [*paths(CLOCK), "-m", "clock", *arguments])
     again = to_run_again(runs)
-    second = run("again", again, 1, []) if again else None
+    second = run(AGAIN, again) if again else None
     verdict = judge(runs, second)
     tell(runs, second, verdict)
     return 0 if verdict.green else 1
 
 
-def run(name: str, tests: list[str], workers: int, arguments: list[str]) -> Run:
-    """One call of pytest; its output goes where ours goes."""
-    told = BUILD / f"{name}.jsonl"
+def run_tracks(arguments: Sequence[str]) -> dict[str, Run]:
+    """All tracks at the same time; says now and then how far they are."""
+
+    def run_track(track: tuple[Lane, ...]) -> dict[str, Run]:
+        return {
+            lane.name: run(lane, [*paths(lane), "-m", "not clock", *arguments]) for lane in track
+        }
+
+    with ThreadPoolExecutor(len(TRACKS)) as threads:
+        tracks = [threads.submit(run_track, track) for track in TRACKS]
+        while wait(tracks, TOLD_EVERY_S).not_done:
+            done = {lane.name: len(outcomes(lane)) for lane in LANES}
+            told = ", ".join(f"{name} {count}" for name, count in done.items())
+            print(f"{time.strftime('%T')} tests done: {told}", flush=True)
+    return {name: found for track in tracks for name, found in track.result().items()}
+
+
+def run(lane: Lane, arguments: Sequence[str]) -> Run:
+    """One call of pytest; what it printed is printed when it has ended."""
     BUILD.mkdir(parents=True, exist_ok=True)
+    told, printed = BUILD / f"{lane.name}.jsonl", BUILD / f"{lane.name}.log"
     told.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pytest", "-p", "tests.support.outcomes", *tests, *arguments]
-    if workers > 1:
-        command += ["-n", str(workers), "--dist", "loadfile"]
-    print(f"== {name}", flush=True)
+    command = ["nice", "-n", str(lane.niceness), sys.executable, "-m", "pytest"]
+    command += ["-p", "tests.support.outcomes", *arguments]
+    if lane.workers > 1:
+        command += ["-n", str(lane.workers), "--dist", "loadfile"]
     begun = time.monotonic()
-    environment = os.environ | {"RMQ_RAY_OUTCOMES": str(told)}
-    code = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
-    lines = told.read_text("utf-8").splitlines() if told.exists() else []
-    return read(lines, code, time.monotonic() - begun)
+    with printed.open("wb") as output:
+        code = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=os.environ | {"RMQ_RAY_OUTCOMES": str(told)},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            check=False,
+        ).returncode
+    found = read(outcomes(lane), code, time.monotonic() - begun)
+    text = printed.read_text("utf-8", "replace")
+    print(f"== {lane.name}, {found.seconds:.0f} s\n{text}", flush=True)
+    return found
 
 
-def read(lines: list[str], code: int, seconds: float) -> Run:
+def paths(lane: Lane) -> list[str]:
+    """Where its tests are."""
+    return [f"tests/{folder}" for folder in lane.folders]
+
+
+def outcomes(lane: Lane) -> list[str]:
+    """What ``tests.support.outcomes`` has written of a lane so far."""
+    told = BUILD / f"{lane.name}.jsonl"
+    return told.read_text("utf-8").splitlines() if told.exists() else []
+
+
+def read(lines: Sequence[str], code: int, seconds: float) -> Run:
     """``code``: pytest's exit code."""
     found = Run(seconds, broken=False)
     for line in lines:
@@ -130,20 +179,21 @@ def read(lines: list[str], code: int, seconds: float) -> Run:
 
 def to_run_again(runs: dict[str, Run]) -> list[str]:
     """What failed in heavy lanes, unless that is too much for an accident."""
-    heavy = [runs[lane.name] for lane in LANES if lane.heavy and lane.name in runs]
-    tests = [test for lane in heavy for test in lane.failed if test not in lane.judged]
+    light = {lane.name for lane in LANES if not lane.heavy}
+    heavy = [found for name, found in runs.items() if name not in light]
+    tests = [test for found in heavy for test in found.failed if test not in found.judged]
     return tests if len(tests) <= AGAIN_MAX else []
 
 
 def judge(runs: dict[str, Run], second: Run | None) -> Verdict:
     """``second``: of ``to_run_again``."""
-    again = set(to_run_again(runs)) if second is not None else set()
-    failed = {test: why for lane in runs.values() for test, why in lane.failed.items()}
-    twice = second.failed if second is not None else {}
-    passed = again - twice.keys() if second is not None and not second.broken else set()
+    failed = {test: why for found in runs.values() for test, why in found.failed.items()}
+    passed: set[str] = set()
+    if second is not None and not second.broken:
+        passed = set(to_run_again(runs)) - second.failed.keys()
     flaky = {test: why for test, why in failed.items() if test in passed}
     red = {test: why for test, why in failed.items() if test not in passed}
-    complaints = [f"pytest failed in lane {name}" for name, lane in runs.items() if lane.broken]
+    complaints = [f"pytest failed in lane {name}" for name, found in runs.items() if found.broken]
     if second is not None and second.broken:
         complaints.append("pytest failed in the second pass")
     if len(flaky) > FLAKY_MAX:
@@ -163,12 +213,12 @@ def tell(runs: dict[str, Run], second: Run | None, verdict: Verdict) -> None:
                 file.write(json.dumps({"test": test, "why": why}) + "\n")
     for complaint in verdict.complaints:
         print(f"RED {complaint}")
-    lanes = dict(runs) if second is None else {**runs, "again": second}
-    print("seconds:", ", ".join(f"{name} {lane.seconds:.0f}" for name, lane in lanes.items()))
-    outcomes: Counter[str] = sum((lane.outcomes for lane in runs.values()), Counter())
-    passed = outcomes["passed"] + len(verdict.flaky)
+    lanes = dict(runs) if second is None else {**runs, AGAIN.name: second}
+    print("seconds:", ", ".join(f"{name} {found.seconds:.0f}" for name, found in lanes.items()))
+    counted: Counter[str] = sum((found.outcomes for found in runs.values()), Counter())
+    passed = counted["passed"] + len(verdict.flaky)
     print(f"flaky: {len(verdict.flaky)}")
-    print(f"{passed} passed, {len(verdict.red)} failed, {outcomes['skipped']} skipped")
+    print(f"{passed} passed, {len(verdict.red)} failed, {counted['skipped']} skipped")
 
 
 if __name__ == "__main__":

@@ -107,6 +107,21 @@ def _can_fail(function: ast.AST) -> bool:
     return False
 
 
+SLEEPS = 148
+"""Places in tests that wait for time to pass. Wait for what is meant instead; this only falls."""
+
+
+def test_the_number_of_sleeps_in_tests_only_falls() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in {"time.sleep", "asyncio.sleep"}
+    ]
+    assert len(found) <= SLEEPS, "\n" + "\n".join(found)
+    assert len(found) == SLEEPS, f"well done: set SLEEPS to {len(found)}"
+
+
 def test_unit_tests_neither_sleep_nor_use_ray() -> None:
     found = []
     for path in (ROOT / "tests" / "unit").rglob("*.py"):

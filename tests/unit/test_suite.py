@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.outcomes import OUTCOMES_TO, Violation
-from tools.suite import AGAIN_MAX, Run, judge, read, run, to_run_again
+from tools.suite import AGAIN_MAX, Lane, Run, judge, outcomes, read, run, to_run_again
 
 pytest_plugins = ["pytester"]
 LIGHT, HEAVY = "tests/unit/test_a.py::test_a", "tests/ray/test_b.py::test_b"
@@ -98,6 +98,7 @@ def test_the_plugin_writes_how_each_test_went(told: list[str]) -> None:
 
 
 def test_a_run_is_read_from_what_its_own_pytest_wrote(capfd: pytest.CaptureFixture[str]) -> None:
-    found = run("of-the-test", ["tests/unit/test_suite.py"], 1, ["-q", "-k", "one_chance"])
-    assert found.outcomes == {"passed": 1} and found.seconds > 0
+    lane = Lane("of-the-test", ())
+    found = run(lane, ["tests/unit/test_suite.py", "-q", "-k", "one_chance"])
+    assert found.outcomes == {"passed": 1} and found.seconds > 0 and len(outcomes(lane)) == 1
     assert "1 passed" in capfd.readouterr().out
