@@ -3,7 +3,7 @@
     /tmp/mqt-<user id>/<checkout>/    TMPDIR and RAY_TMPDIR of the run
         ray/                          Ray's sessions
         auth_token                    the token of Ray's clusters, instead of ~/.ray/auth_token
-        <lane>/                       pytest's --basetemp
+        pytest-<lane>/                pytest's --basetemp
     build/kept/                       what stays of a red run: logs and small files
     build/run.lock                    held by the run: one at a time in a checkout
 
@@ -42,6 +42,7 @@ SMALL_BYTES = 64 << 10
 LOG_ENDINGS = (".log", ".err", ".out", ".txt", ".jsonl")
 RUN = "RMQ_RAY_SUITE"
 """The variable that every process of a run inherits; its value names the run."""
+TOKEN = "auth_token"
 COMMAND_CHARS = 80
 PROC = Path("/proc")
 GRACE_S, TERM_S, KILL_S = 10.0, 5.0, 5.0
@@ -119,7 +120,7 @@ def make(directory: Path) -> None:
         raise RuntimeError(f"{above} belongs to another user, or others may write there: remove it")
     directory.mkdir(mode=0o700)
     # Ray would write one into the user's home, unless it finds one here
-    (directory / "auth_token").write_text(uuid.uuid4().hex)
+    (directory / TOKEN).write_text(uuid.uuid4().hex)
 
 
 def environment(place: OwnDirectory, given: Mapping[str, str]) -> dict[str, str]:
@@ -132,7 +133,7 @@ def environment(place: OwnDirectory, given: Mapping[str, str]) -> dict[str, str]
         "SPT_NOENV": "1",
         "TMPDIR": directory,
         "RAY_TMPDIR": directory,
-        "RAY_AUTH_TOKEN_PATH": f"{directory}/auth_token",
+        "RAY_AUTH_TOKEN_PATH": f"{directory}/{TOKEN}",
         "SPARK_LOCAL_DIRS": directory,
         "JAVA_TOOL_OPTIONS": f"{given.get('JAVA_TOOL_OPTIONS', '')} {java}".strip(),
     }
@@ -142,7 +143,7 @@ def basetemp(name: str) -> list[str]:
     """Arguments of a pytest of the run, so that it writes below the run's directory; none where
     there is no run.
     """
-    return ["--basetemp", f"{os.environ['TMPDIR']}/{name}"] if RUN in os.environ else []
+    return ["--basetemp", f"{os.environ['TMPDIR']}/pytest-{name}"] if RUN in os.environ else []
 
 
 def require_room(gib: float, directory: Path) -> None:
@@ -169,6 +170,7 @@ def leave(place: OwnDirectory, kept: Path, grace_s: float = GRACE_S) -> None:
     leaked = end_processes(place.run, grace_s)
     if leaked:
         print(f"LEAK {len(leaked)} processes outlived the run and were ended: {'; '.join(leaked)}")
+    (place.directory / TOKEN).unlink(missing_ok=True)
     if not place.green and keep_logs_only(place.directory):
         shutil.move(place.directory, kept)
         print(f"logs of this run: {kept}")

@@ -99,7 +99,7 @@ def test_a_run_has_its_directories_in_its_environment_and_nothing_of_it_stays(he
             [sys.executable, "-c", "import os, tempfile as t; print(t.gettempdir(), os.getpid())"]
         )
         assert told.split()[0].decode() == str(place.directory) == os.environ["RAY_TMPDIR"]
-        assert basetemp("ray") == ["--basetemp", f"{place.directory}/ray"]
+        assert basetemp("ray") == ["--basetemp", f"{place.directory}/pytest-ray"]
         assert len(Path(os.environ["RAY_AUTH_TOKEN_PATH"]).read_text()) == 32
         (place.directory / "store").mkdir()
         (place.directory / "store" / "broker.log").write_text("said")
@@ -115,7 +115,7 @@ def test_of_a_red_run_logs_stay_until_the_next(
         (place.directory / "00000000000000000000").write_bytes(LARGE)
         raise KeyboardInterrupt
     assert not place.directory.exists()
-    assert files(here / "build" / "kept") == {"broker.log", "auth_token"}
+    assert files(here / "build" / "kept") == {"broker.log"}
     assert str(here / "build" / "kept") in capsys.readouterr().out
     with own_directory(here, gib=0) as place:
         assert not (here / "build" / "kept").exists()
