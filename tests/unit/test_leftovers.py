@@ -173,12 +173,13 @@ def test_what_an_earlier_run_left_goes_and_what_links_lead_to_stays(tmp_path: Pa
     (left / "deep" / "closed").mkdir(parents=True)
     (left / "deep" / "closed" / "file").write_text("x")
     (left / "deep" / "closed").chmod(0)
-    elsewhere.mkdir()
+    elsewhere.mkdir(mode=0o750)
     (elsewhere / "file").write_text("x")
     (left / "link").symlink_to(elsewhere)
     clean(left)
     clean(left)
     assert files(tmp_path) == {"elsewhere/file"} and not left.exists()
+    assert elsewhere.stat().st_mode & 0o777 == 0o750
     (tmp_path / "link").symlink_to(elsewhere)
     clean(tmp_path / "link")
     assert (elsewhere / "file").exists()
@@ -202,12 +203,14 @@ def test_of_kept_directories_logs_and_small_files_stay(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(data)
     (tmp_path / "ray" / "session_latest").symlink_to(tmp_path / "ray" / "session_1")
+    (tmp_path / "ray" / "session_1").chmod(0)
     with socket.socket(socket.AF_UNIX) as bound, tempfile.TemporaryDirectory() as short:
         bound.bind(f"{short}/s")
         os.rename(f"{short}/s", tmp_path / "plasma_store")
     assert keep_logs_only(tmp_path) == len(LARGE) + 2
     assert files(tmp_path) == {"store/config/topics.json", "ray/session_1/logs/raylet.out"}
     assert not (tmp_path / "empty").exists()
+    assert (tmp_path / "ray" / "session_1").stat().st_mode & 0o777 == 0o700
 
 
 def test_the_newest_logs_stay_where_not_all_have_room(tmp_path: Path) -> None:

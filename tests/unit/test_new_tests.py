@@ -83,10 +83,13 @@ def test_tests_that_are_committed_and_those_that_are_not_are_new(root: Path) -> 
     ]
 
 
-def test_a_file_that_moved_and_one_that_is_gone_have_no_new_tests(root: Path) -> None:
+def test_of_a_file_that_moved_only_what_is_added_is_new(root: Path) -> None:
     git(root, "mv", "tests/unit/test_b.py", "tests/unit/test_d.py")
     git(root, "rm", "tests/unit/test_a.py")
     assert new_tests.new_tests(root=root) == []
+    moved = root / "tests" / "unit" / "test_d.py"
+    moved.write_text(moved.read_text() + "def test_added(): assert 1\n")
+    assert new_tests.new_tests(root=root) == ["tests/unit/test_d.py::test_added"]
 
 
 def test_what_the_base_did_since_the_branch_left_it_is_not_new_here(root: Path) -> None:
@@ -156,9 +159,12 @@ def test_light_ones_run_ten_times_and_heavy_ones_twice(
 def test_none_and_too_many_run_nothing_and_say_so(
     count: int, said: list[str], ran: list[tuple[list[str], int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found(monkeypatch, *(f"tests/unit/test_a.py::test_{number}" for number in range(count)))
+    tests = [f"tests/unit/test_a.py::test_{number}" for number in range(NEW_MAX + 1)]
+    found(monkeypatch, *tests[:count])
     told: list[str] = []
     assert under_load("main", told.append) == [] and told == said and ran == []
+    found(monkeypatch, *tests[:NEW_MAX])
+    assert under_load("main", told.append) == [] and ran == [(tests[:NEW_MAX], 10)]
 
 
 def test_without_a_base_nothing_runs(ran: list[tuple[list[str], int]]) -> None:
