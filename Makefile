@@ -8,13 +8,15 @@ DEMO     := $(VENV)/.installed-demo
 BENCH_ARGS ?=
 TEST_ARGS  ?=
 BASE       ?= main
+T          ?=
+N          ?= 20
 SECONDS    ?= 60
 MODE       ?= both
 
 export RAY_worker_niceness := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format torture bench bench-check bench-peers bench-report site pages clean
+.PHONY: help demo test check format deflake torture bench bench-check bench-peers bench-report site pages clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | awk -F'|' '{printf "  make %-12s  %s\n", $$1, $$2}'
@@ -36,17 +38,21 @@ demo: $(DEMO) ## a year of flights through brokers, consumers and Spark, from no
 test: $(DEV) ## every test, those with Ray, Spark and Apache RocketMQ's Java code included
 	$(BIN)/python -m tools.suite $(TEST_ARGS)
 
-check: $(DEV) ## format, lint, types, layers, the site, house rules, seed coverage
+check: $(DEV) ## format, lint, types, layers, the site, house rules, seed coverage; names tests that BASE has not
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	$(BIN)/python -m pytest -q tests/unit/test_house_rules.py tests/unit/test_seed_coverage.py
+	$(BIN)/python -m tools.new_tests $(BASE)
 
 format: $(DEV) ## lay the code out and sort its imports
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+deflake: $(DEV) ## run the test T N times, half of them beside busy loops (T=tests/... N=20)
+	$(BIN)/python -m tools.deflake '$(T)' $(N)
 
 site: $(DEV) ## the pages of docs/ as a site in build/site; a broken link ends it
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

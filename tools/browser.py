@@ -66,7 +66,8 @@ def opened(profile: Path, width: int = 1_200, height: int = 800) -> Iterator[Chr
     for flag in (*FLAGS, f"--user-data-dir={profile}", f"--window-size={width},{height}"):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = Chrome(options, ChromeService(shutil.which("chromedriver")))
+    home = {**os.environ, "HOME": str(profile)}  # it writes some files there, whatever it is told
+    driver = Chrome(options, ChromeService(shutil.which("chromedriver"), env=home))
     driver.set_page_load_timeout(WAIT_S)
     try:
         yield driver

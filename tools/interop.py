@@ -50,6 +50,8 @@ LONG_LIVED = (
     "-XX:+UseG1GC",
     "-Dinterop.log=OFF",
 )  # a broker logs an error for every client that leaves
+SMALL_STORE = (*LONG_LIVED, f"-Dinterop.segmentBytes={64 << 20}")
+"""Of Apache's broker where nothing but its answers is looked at; segments have a GiB otherwise."""
 
 GIB = 1 << 30
 MEASURED_BROKER_GIB = min(
@@ -145,7 +147,9 @@ def command(
     "-")``. ``release``: of RocketMQ, of which it is to use the classes.
     """
     classpath = classes_of(release) if release else build()
-    return ["java", *JVM_FLAGS, *flags, "-cp", classpath, f"interop.{main}", *map(str, arguments)]
+    home = f"-Duser.home={tempfile.gettempdir()}"  # where Apache's programs write their logs
+    flags = (*JVM_FLAGS, home, *flags)
+    return ["java", *flags, "-cp", classpath, f"interop.{main}", *map(str, arguments)]
 
 
 def classes_of(release: str) -> str:

@@ -34,6 +34,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tools import leftovers, new_tests
+
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "suite"
 FLAKY = ROOT / "build" / "flaky.jsonl"
@@ -97,12 +99,15 @@ def main(arguments: Sequence[str]) -> int:
     if strange:
         print(f"no lane runs tests/{', tests/'.join(sorted(strange))}: name it in tools/suite.py")
         return 1
-    runs = run_tracks(arguments)
-    runs[CLOCK.name] = run(CLOCK, [*paths(CLOCK), "-m", "clock", *arguments])
-    again = to_run_again(runs)
-    second = run(AGAIN, again) if again else None
-    verdict = judge(runs, second)
-    tell(runs, second, verdict)
+    with leftovers.own_directory() as here:
+        runs = run_tracks(arguments)
+        runs[CLOCK.name] = run(CLOCK, [*paths(CLOCK), "-m", "clock", *arguments])
+        again = to_run_again(runs)
+        second = run(AGAIN, again) if again else None
+        verdict = judge(runs, second)
+        verdict.complaints += new_tests.under_load(os.environ.get("RMQ_RAY_NEW_SINCE", ""))
+        tell(runs, second, verdict)
+        here.green = verdict.green
     return 0 if verdict.green else 1
 
 
@@ -129,7 +134,7 @@ def run(lane: Lane, arguments: Sequence[str]) -> Run:
     told, printed = BUILD / f"{lane.name}.jsonl", BUILD / f"{lane.name}.log"
     told.unlink(missing_ok=True)
     command = ["nice", "-n", str(lane.niceness), sys.executable, "-m", "pytest"]
-    command += ["-p", "tests.support.outcomes", *arguments]
+    command += ["-p", "tests.support.outcomes", *leftovers.basetemp(lane.name), *arguments]
     if lane.workers > 1:
         command += ["-n", str(lane.workers), "--dist", "loadfile"]
     begun = time.monotonic()

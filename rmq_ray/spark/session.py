@@ -22,7 +22,7 @@ import ray
 
 from rmq_ray.actors.gateway import require_ray
 from rmq_ray.clock import SYSTEM_CLOCK
-from rmq_ray.config import put_environment
+from rmq_ray.config import environment, put_environment
 from rmq_ray.errors import SparkError
 from rmq_ray.spark.java import ADD_OPENS, ensure_java
 
@@ -72,7 +72,7 @@ def session(
     require_sound(num_executors, executor_cores, configs)
     nodes, free = ray.nodes(), ray.available_resources()  # type: ignore[no-untyped-call]
     require_room(num_executors, executor_memory, nodes, free)
-    options = (QUICK_START if quick_start else "", where_to_log(RAYDP_LOGS))
+    options = (QUICK_START if quick_start else "", where_to_log(logs_of_ray(), RAYDP_LOGS))
     chosen = settings(configs or {}, " ".join(filter(None, options)))
     _wait_for_cpus(num_executors, chosen, nodes)
     ensure_java()
@@ -102,13 +102,19 @@ def stop() -> None:
     _raydp().stop_spark()
 
 
-def where_to_log(directory: Path) -> str:
-    """A Java option, "" where ``directory`` is there. RayDP's agent ends its JVM where it has no
-    place for its log, and Ray leaves the link to its newest session alone that leads nowhere since
-    somebody has emptied the temporary directory.
+def logs_of_ray() -> Path:
+    """Of the session of Ray that began last below the temporary directory of this process."""
+    return Path(environment("RAY_TMPDIR") or tempfile.gettempdir()) / "ray/session_latest/logs"
+
+
+def where_to_log(*directories: Path) -> str:
+    """A Java option for the first of ``directories`` that is there, "" where RayDP takes it anyway.
+    RayDP's agent ends its JVM where it has no place for its log, and Ray leaves the link to its
+    newest session alone that leads nowhere since somebody has emptied the temporary directory.
     """
-    if directory.is_dir():
-        return ""
+    for directory in directories:
+        if directory.is_dir():
+            return "" if directory == RAYDP_LOGS else f"-Dray.logging.dir={directory}"
     return f"-Dray.logging.dir={tempfile.mkdtemp(prefix='rmq_ray-spark-')}"
 
 

@@ -90,7 +90,7 @@ def free_port() -> int:
 
 @pytest.fixture
 def plane() -> Iterator[Plane]:
-    directory = Path(tempfile.mkdtemp(prefix="rmqgcs-"))
+    directory = Path(tempfile.mkdtemp(prefix="gcs-"))
     port = free_port()
     storage = {
         "RAY_gcs_storage": "rocksdb",

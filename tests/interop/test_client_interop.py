@@ -34,7 +34,9 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lines, Lines]:
     directory = tmp_path_factory.mktemp("clients")
     with (
         ours(directory / "ours") as our_name_server,
-        interop.started("PeerServer", directory / "theirs", "ASYNC_FLUSH") as server,
+        interop.started(
+            "PeerServer", directory / "theirs", "ASYNC_FLUSH", flags=interop.SMALL_STORE
+        ) as server,
     ):
         assert server.stdout is not None
         their_name_server = server.stdout.readline().strip()

@@ -22,6 +22,8 @@ from tests.interop.test_client_interop import ours
 from tools import interop
 
 TIMEOUT_S = 240
+BODIES = "/tmp/rocketmq/msgbodys"
+"""Where mqadmin writes the body of a message that it prints, whatever it is told."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +201,9 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Told, Told]:
     commands.write_text("\n".join(lines))
     with (
         ours(directory / "ours") as our_name_server,
-        interop.started("PeerServer", directory / "theirs", "ASYNC_FLUSH") as server,
+        interop.started(
+            "PeerServer", directory / "theirs", "ASYNC_FLUSH", flags=interop.SMALL_STORE
+        ) as server,
     ):
         assert server.stdout is not None
         their_name_server = server.stdout.readline().strip()
@@ -218,6 +222,8 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Told, Told]:
         finally:
             for process in running:
                 process.kill()
+    for path in re.findall(rf"{BODIES}/\w+", json.dumps([mine, other])):
+        Path(path).unlink(missing_ok=True)
     return mine, other
 
 

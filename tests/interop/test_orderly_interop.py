@@ -29,7 +29,9 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lines, Lines]:
     directory = tmp_path_factory.mktemp("orderly")
     with (
         ours(directory / "ours") as our_name_server,
-        interop.started("PeerServer", directory / "theirs", "ASYNC_FLUSH") as server,
+        interop.started(
+            "PeerServer", directory / "theirs", "ASYNC_FLUSH", flags=interop.SMALL_STORE
+        ) as server,
     ):
         assert server.stdout is not None
         running = [_client(our_name_server, "dead"), _client(server.stdout.readline().strip())]

@@ -501,7 +501,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cli, Path]
     """A machine of its own, as far as Ray can tell: other temporary directories, no token mode from
     this process, no address.
     """
-    directory = Path("/tmp") / name("rmq-cli")  # short: Ray puts Unix sockets below it
+    # short: Ray puts Unix sockets below it
+    directory = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / name("cli")
     directory.mkdir()
     environment = {"RAY_TMPDIR": str(directory), "TMPDIR": str(directory)}
     cli = Cli(environment=environment)

@@ -4,6 +4,8 @@ keeps it from starting.
 
 from __future__ import annotations
 
+import os
+import tempfile
 import time
 import uuid
 from pathlib import Path
@@ -14,6 +16,8 @@ import ray
 
 import rmq_ray as rmq
 from tests.support.waiting import eventually
+
+RAY_SESSIONS = Path(os.environ.get("RAY_TMPDIR", tempfile.gettempdir())) / "ray"
 
 
 @ray.remote(num_cpus=0)
@@ -102,7 +106,7 @@ def test_a_decorated_function_becomes_a_group_that_shares_the_queues_and_scales(
     assert len(seen(notes)) == 250, "a graceful change of the group's members repeats nothing"
     logs = [
         path
-        for path in Path("/tmp/ray").glob("session_*/logs/worker-*.err")
+        for path in RAY_SESSIONS.glob("session_*/logs/worker-*.err")
         if path.stat().st_mtime >= began
     ]
     assert logs and not any("blocking ray.get" in path.read_text() for path in logs)

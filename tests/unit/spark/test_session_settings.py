@@ -25,6 +25,7 @@ from rmq_ray.spark.session import (
     MASTER_CPU,
     QUICK_START,
     UNCLEARED,
+    logs_of_ray,
     parse_memory,
     require_cpus,
     require_room,
@@ -211,14 +212,24 @@ def test_the_callers_settings_win_but_java_keeps_the_options_that_it_needs() -> 
 
 
 def test_where_rays_link_to_its_session_leads_nowhere_sparks_jvms_log_elsewhere(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert where_to_log(tmp_path) == ""
+    monkeypatch.setattr(module, "RAYDP_LOGS", tmp_path)
+    assert where_to_log(tmp_path / "not there", tmp_path) == ""
     link = tmp_path / "session_latest"
     link.symlink_to(tmp_path / "gone")
     option, _, directory = where_to_log(link / "logs").partition("=")
     assert option == "-Dray.logging.dir" and Path(directory).is_dir()
     Path(directory).rmdir()
+
+
+def test_sparks_jvms_log_beside_the_ray_of_this_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    logs = tmp_path / "ray" / "session_latest" / "logs"
+    logs.mkdir(parents=True)
+    assert where_to_log(logs_of_ray(), tmp_path) == f"-Dray.logging.dir={logs}"
 
 
 def test_sparks_columns_are_the_public_ones_in_their_order_and_of_types_that_agree() -> None:

@@ -14,8 +14,9 @@ import org.apache.rocketmq.store.config.FlushDiskType;
 import org.apache.rocketmq.store.config.MessageStoreConfig;
 
 /**
- * A name server and a broker of Apache RocketMQ in one process, with its default settings. Arguments: directory, flush type, and where wanted the
- * broker's name and a further name server that it registers with.
+ * A name server and a broker of Apache RocketMQ in one process, with its default settings; interop.segmentBytes is the length of a file of
+ * the log where that is to be another one. Arguments: directory, flush type, and where wanted the broker's name and a further name server that it
+ * registers with.
  * Prints the name server's address when both serve; goes on until it is ended, or for 30 minutes.
  */
 public final class PeerServer {
@@ -67,6 +68,7 @@ public final class PeerServer {
         store.setStorePathRootDir(directory.resolve("store").toString());
         store.setStorePathCommitLog(directory.resolve("store").resolve("commitlog").toString());
         store.setFlushDiskType(flush);
+        store.setMappedFileSizeCommitLog(Integer.getInteger("interop.segmentBytes", store.getMappedFileSizeCommitLog()));
         store.setHaListenPort(0);
         BrokerController controller = new BrokerController(config, netty, new NettyClientConfig(), store);
         if (!controller.initialize()) {
