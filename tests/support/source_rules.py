@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -101,9 +102,21 @@ def package_modules() -> list[Module]:
     return [load(path) for path in sorted(PACKAGE.rglob("*.py")) if "__pycache__" not in path.parts]
 
 
+@cache
+def nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """Every node of a tree; twenty rules read the same ones."""
+    return tuple(ast.walk(tree))
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    """The tree of a file, which does not change while the rules are read."""
+    return ast.parse(path.read_text("utf-8"))
+
+
 def imported(tree: ast.AST) -> Iterator[tuple[ast.stmt, str]]:
     """(statement, absolute module name) of every import, wherever it stands."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node, alias.name
@@ -113,7 +126,7 @@ def imported(tree: ast.AST) -> Iterator[tuple[ast.stmt, str]]:
 
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     """Every function and method, nested ones included."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
 
@@ -156,7 +169,7 @@ def clock_reads(module: Module) -> list[str]:
     if module.name == "clock.py":
         return []
     found = []
-    for node in ast.walk(module.tree):
+    for node in nodes(module.tree):
         if (
             isinstance(node, ast.Attribute)
             and isinstance(node.value, ast.Name)
@@ -174,7 +187,7 @@ def environment_reads(module: Module) -> list[str]:
         return []
     return [
         module.at(node, f"os.{node.attr} outside config.py")
-        for node in ast.walk(module.tree)
+        for node in nodes(module.tree)
         if isinstance(node, ast.Attribute)
         and isinstance(node.value, ast.Name)
         and node.value.id == "os"
@@ -200,7 +213,7 @@ def unpickling(module: Module) -> list[str]:
         for node, name in imported(module.tree)
         if name.split(".")[0] in {"pickle", "cloudpickle", "marshal", "shelve", "dill"}
     ]
-    for node in ast.walk(module.tree):
+    for node in nodes(module.tree):
         if (
             isinstance(node, ast.Attribute)
             and node.attr in {"loads", "load", "Unpickler"}
@@ -245,7 +258,7 @@ def impure_protocol(module: Module) -> list[str]:
     ]
     found += [
         module.at(node, "await in protocol/")
-        for node in ast.walk(module.tree)
+        for node in nodes(module.tree)
         if isinstance(node, ast.Await | ast.AsyncFunctionDef)
     ]
     return found
@@ -257,7 +270,7 @@ def chance_in_rules(module: Module) -> list[str]:
         return []
     return [
         module.at(node, f"{node.value.id}.{node.attr}")
-        for node in ast.walk(module.tree)
+        for node in nodes(module.tree)
         if isinstance(node, ast.Attribute)
         and isinstance(node.value, ast.Name)
         and node.value.id in {"random", "secrets", "uuid", "os"}
@@ -271,7 +284,7 @@ def async_store(module: Module) -> list[str]:
         return []
     return [
         module.at(node, "store/ is synchronous")
-        for node in ast.walk(module.tree)
+        for node in nodes(module.tree)
         if isinstance(node, ast.Await | ast.AsyncFunctionDef)
     ]
 
@@ -289,7 +302,7 @@ def operating_system_in_store(module: Module) -> list[str]:
     ]
     found += [
         module.at(node, "open(); go through FileSystem")
-        for node in ast.walk(module.tree)
+        for node in nodes(module.tree)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "open"
     ]
     return found
@@ -302,7 +315,7 @@ def unfinished(module: Module) -> list[str]:
         for number, line in enumerate(module.text.splitlines(), 1)
         if any(word in line for word in ("TODO", "FIXME", "XXX:", "HACK"))
     ]
-    for node in ast.walk(module.tree):
+    for node in nodes(module.tree):
         if isinstance(node, ast.Name) and node.id == "NotImplementedError":
             found.append(module.at(node, "NotImplementedError"))
     found += [
@@ -316,7 +329,7 @@ def unfinished(module: Module) -> list[str]:
 def threads_that_keep_the_process(module: Module) -> list[str]:
     """Threads are daemon."""
     found = []
-    for node in ast.walk(module.tree):
+    for node in nodes(module.tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func) in {
             "threading.Thread",
             "Thread",
@@ -336,7 +349,7 @@ def unlimited_waits(module: Module) -> list[str]:
         return []
     return [
         module.at(node, f".{node.func.attr}() without a time-out")
-        for node in ast.walk(module.tree)
+        for node in nodes(module.tree)
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr in {"wait", "join", "result"}
@@ -350,7 +363,7 @@ def _limited(tree: ast.AST, call: ast.Call) -> bool:
     """An awaited call can be cancelled from outside; one that is handed to another call
     (``wait_for``, a task) is limited there.
     """
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Await) and node.value is call:
             return True
         if isinstance(node, ast.Call) and any(argument is call for argument in node.args):

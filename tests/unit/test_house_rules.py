@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.source_rules import PACKAGE, ROOT, RULES, Module, package_modules
+from tests.support.source_rules import PACKAGE, ROOT, RULES, Module, nodes, package_modules, parsed
 
 Rule = Callable[[Module], list[str]]
 MODULES = package_modules()
@@ -76,7 +76,7 @@ def test_every_test_asserts_something() -> None:
     """
     blind = []
     for path in (ROOT / "tests").rglob("test_*.py"):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in nodes(parsed(path)):
             if (
                 isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
                 and node.name.startswith("test_")
@@ -115,7 +115,7 @@ def test_the_number_of_sleeps_in_tests_only_falls() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in sorted((ROOT / "tests").rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        for node in nodes(parsed(path))
         if isinstance(node, ast.Call) and ast.unparse(node.func) in {"time.sleep", "asyncio.sleep"}
     ]
     assert len(found) <= SLEEPS, "\n" + "\n".join(found)
@@ -125,7 +125,7 @@ def test_the_number_of_sleeps_in_tests_only_falls() -> None:
 def test_unit_tests_neither_sleep_nor_use_ray() -> None:
     found = []
     for path in (ROOT / "tests" / "unit").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in nodes(parsed(path)):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in {
                 "time.sleep",
                 "ray.init",
