@@ -6,9 +6,10 @@
     light   light     unit, conformance, sim, golden    without Ray or JVM; beside the heavy tracks,
                                                         with less of the processor's time; a failure
                                                         is final
-    jvm     interop   beside Apache RocketMQ            two at a time
+    ray     ray       Ray
+    others  interop   beside Apache RocketMQ            two at a time
             spark     Spark
-    ray     ray       Ray, whole clusters, hosts
+            whole     e2e, torture: whole clusters, hosts made of namespaces
     (then)  clock     what a clock judges, marked so    nothing else runs on the machine
     (then)  again     what failed in a heavy lane       the same
 
@@ -58,8 +59,12 @@ class Lane:
 
 
 TRACKS = (
-    (Lane("ray", ("ray", "e2e", "torture")),),
-    (Lane("interop", ("interop",), 2), Lane("spark", ("spark",))),
+    (Lane("ray", ("ray",)),),
+    (
+        Lane("interop", ("interop",), 2),
+        Lane("spark", ("spark",)),
+        Lane("whole", ("e2e", "torture")),
+    ),
     (Lane("light", ("unit", "conformance", "sim", "golden"), 3, heavy=False, niceness=5),),
 )
 LANES = tuple(lane for track in TRACKS for lane in track)
