@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,7 @@ from rmq_ray.server.broker.broker import Broker
 from rmq_ray.server.namesrv.name_server import NameServer
 from rmq_ray.server.pull.hold_service import HoldService
 from tests.support.faults.stopwatch import Stopwatch
+from tests.support.waiting import eventually_async
 
 SECRET = b"s" * 32
 LIMITS = RemotingLimits()
@@ -103,12 +104,6 @@ async def name_server() -> AsyncIterator[tuple[NameServer, Address]]:
         yield server, await listener.start("127.0.0.1", 0)
     finally:
         await listener.close()
-
-
-async def eventually(reached: Callable[[], bool]) -> None:
-    async with asyncio.timeout(TIMEOUT_S):
-        while not reached():
-            await asyncio.sleep(0.02)
 
 
 def send_command(
@@ -193,11 +188,11 @@ def test_a_held_pull_wakes_when_a_message_arrives(tmp_path: Path, with_service: 
             connected(broker) as producer,
             connected(broker) as consumer,
         ):
-            await eventually(lambda: bool(broker.status()["hold_alive"]))
+            await eventually_async(lambda: bool(broker.status()["hold_alive"]))
             await send(producer, 0)
             for n in range(1, 30):
                 waiting = asyncio.create_task(pull(consumer, n, 15_000))
-                await eventually(lambda: broker.status()["parked_pulls"] == 1)
+                await eventually_async(lambda: broker.status()["parked_pulls"] == 1)
                 watch = Stopwatch()
                 await send(producer, n)
                 code, page = await waiting
@@ -234,9 +229,9 @@ def test_a_lost_connections_pulls_are_forgotten(tmp_path: Path) -> None:
             await send(producer, 0)
             async with connected(broker) as consumer:
                 waiting = asyncio.create_task(pull(consumer, 1, 15_000))
-                await eventually(lambda: broker.status()["parked_pulls"] == 1)
+                await eventually_async(lambda: broker.status()["parked_pulls"] == 1)
             await asyncio.gather(waiting, return_exceptions=True)
-            await eventually(lambda: broker.status()["parked_pulls"] == 0)
+            await eventually_async(lambda: broker.status()["parked_pulls"] == 0)
             assert broker.status()["parked_pulls"] == 0
 
     asyncio.run(run())
@@ -294,7 +289,7 @@ def test_a_stop_acknowledges_what_waited_for_the_disk(tmp_path: Path) -> None:
                 for n in range(1, 200)
             ]
             await asyncio.sleep(0)
-            await eventually(lambda: broker.status()["put_frames"] == 200)
+            await eventually_async(lambda: broker.status()["put_frames"] == 200)
             await broker.stop()
             answers = await asyncio.gather(*requests)
             assert {answer.code for answer in answers} == {0}
@@ -322,7 +317,7 @@ def test_a_stop_whose_last_fdatasync_fails_acknowledges_nothing(
                 asyncio.create_task(connection.request(send_command(b"x", n, count=3), 10_000))
                 for n in range(1, 5)
             ]
-            await eventually(lambda: broker.status()["put_frames"] == 5)
+            await eventually_async(lambda: broker.status()["put_frames"] == 5)
             stopping = asyncio.create_task(broker.stop())
             await asyncio.sleep(0.05)
             release.set()
@@ -350,7 +345,7 @@ def test_topics_are_at_the_name_server_as_soon_as_they_exist_and_gone_after_the_
                 running(settings(tmp_path, name_servers=(str(address),))) as broker,
                 connected(broker) as connection,
             ):
-                await eventually(
+                await eventually_async(
                     lambda: any(
                         server["registrations"]
                         for server in broker.status()["name_servers"].values()
@@ -393,7 +388,7 @@ def test_a_name_server_that_is_down_or_hangs_holds_up_neither_the_broker_nor_the
             names = ("127.0.0.1:1", f"127.0.0.1:{port}", str(address))
             watch = Stopwatch()
             async with running(settings(tmp_path, name_servers=names)) as broker:
-                await eventually(
+                await eventually_async(
                     lambda: broker.status()["name_servers"][str(address)]["registrations"] > 0
                 )
                 assert watch.lived_s < 2.5
@@ -426,10 +421,10 @@ def test_a_name_server_that_comes_back_is_told_again(tmp_path: Path) -> None:
             def registrations() -> Any:
                 return broker.status()["name_servers"][str(address)]["registrations"]
 
-            await eventually(lambda: registrations() == 1)
+            await eventually_async(lambda: registrations() == 1)
             await listener.close()
             listener, _ = await listening(address.port)
-            await eventually(lambda: registrations() >= 2)
+            await eventually_async(lambda: registrations() >= 2)
             assert (await route(address, "TBW102")).code == 0
         await listener.close()
 
@@ -497,7 +492,7 @@ def test_what_was_acknowledged_before_kill_9_is_there_after_it_on_the_same_port(
             acknowledged += answer.code == 0
 
         tasks = [asyncio.create_task(one(n)) for n in range(500)]
-        await eventually(lambda: acknowledged >= 200)
+        await eventually_async(lambda: acknowledged >= 200)
         child.kill()
         await asyncio.gather(*tasks, return_exceptions=True)
         return acknowledged

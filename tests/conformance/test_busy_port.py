@@ -12,7 +12,8 @@ from rmq_ray.config import RemotingLimits
 from rmq_ray.remoting.busy_poll import BusyPoll, of_use
 from rmq_ray.remoting.connection import Connection
 from rmq_ray.remoting.wire.frame import BINARY, Command
-from tests.support.wire import CREDENTIALS, ECHO, Echo, Served, eventually
+from tests.support.waiting import eventually
+from tests.support.wire import CREDENTIALS, ECHO, Echo, Served
 
 pytestmark = pytest.mark.timeout(60)
 

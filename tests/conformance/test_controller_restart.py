@@ -18,6 +18,7 @@ from rmq_ray.actors.gateway import Ping
 from rmq_ray.errors import ClusterError
 from rmq_ray.model.replica_roles import ReplicaReport, Role
 from tests.conformance.test_elections import after
+from tests.support.waiting import eventually_async
 
 
 class Actors:
@@ -68,12 +69,6 @@ class Actors:
         return {"serving": f"{handle}:1", "node": "node", "registered": True}[method]
 
 
-async def until(check: Any) -> None:
-    async with asyncio.timeout(5):
-        while not check():
-            await asyncio.sleep(0.01)
-
-
 @pytest.mark.parametrize("restarted", [False, True])
 def test_only_a_first_start_fails_for_good_and_a_later_one_elects_while_a_name_server_is_away(
     restarted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -98,19 +93,19 @@ def test_only_a_first_start_fails_for_good_and_a_later_one_elects_while_a_name_s
     async def story() -> None:
         shell = ControllerShell(replace(plan, identities={}))
         if not restarted:
-            await until(lambda: shell._state.value == "failed")
+            await eventually_async(lambda: shell._state.value == "failed")
             assert shell._elections.masters() == frozenset()
         else:
-            await until(
+            await eventually_async(
                 lambda: shell._elections.masters() == {"broker-a"} and len(actors.pinged) >= 3
             )
-            await until(lambda: shell._error is not None)
+            await eventually_async(lambda: shell._error is not None)
             assert shell._state.value == "starting"
             assert not [name for name in actors.created if "broker" in name], (
                 "nobody is created without the name servers' addresses"
             )
             actors.away = set()
-            await until(lambda: shell._state.value == "serving")
+            await eventually_async(lambda: shell._state.value == "serving")
             assert shell._error is None
             assert len({name for name in actors.created if "broker" in name}) >= 2
         shell._state = module.ClusterState.STOPPING

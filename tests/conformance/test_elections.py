@@ -22,6 +22,7 @@ from rmq_ray.model.replica_roles import Assignment, ReplicaReport, Role
 from rmq_ray.protocol.election.promotion import Rules
 from rmq_ray.store.tables.ledger import Entry, Ledger
 from tests.support.faults.stopwatch import within
+from tests.support.waiting import eventually_async
 
 RULES = Rules("b", 2, synchronous=False, failover_after_ms=400)
 
@@ -85,11 +86,6 @@ class Stage:
             assert standing is not None
             assert standing.assignment.master_epoch >= told
 
-    async def until(self, check: Callable[[], object], timeout_s: float = 30.0) -> None:
-        async with asyncio.timeout(timeout_s):
-            while not check():
-                await asyncio.sleep(0.005)
-
     def leads(self, replica: int) -> Callable[[], bool]:
         return lambda: self.election.serving_master == replica
 
@@ -138,7 +134,7 @@ def played(root: Path, scene: Callable[[Stage], Awaitable[None]]) -> Stage:
 
 def test_the_first_epoch_is_on_the_disk_before_anybody_hears_of_it(tmp_path: Path) -> None:
     async def scene(stage: Stage) -> None:
-        await stage.until(stage.leads(0))
+        await eventually_async(stage.leads(0))
         entry = stage.ledger.read("b")
         assert entry.standing is not None
         assert entry.standing.assignment == Assignment("b", 1, 0, "host:0", (0, 1), 1)
@@ -155,10 +151,12 @@ def test_while_the_ledger_cannot_be_written_nobody_is_told_anything(
 
     async def scene(stage: Stage) -> None:
         stage.disk_fails = True
-        await stage.until(lambda: "ledger cannot be written" in str(stage.election.status()["why"]))
+        await eventually_async(
+            lambda: "ledger cannot be written" in str(stage.election.status()["why"])
+        )
         assert all(what == "attend" and told.master_epoch == 0 for _, what, told in stage.told)  # type: ignore[attr-defined]
         stage.disk_fails = False
-        await stage.until(stage.leads(0))
+        await eventually_async(stage.leads(0))
         assert stage.election.status()["why"] == ""
 
     assert played(tmp_path, scene).told
@@ -166,10 +164,10 @@ def test_while_the_ledger_cannot_be_written_nobody_is_told_anything(
 
 def test_a_replica_with_another_store_counts_for_nothing(tmp_path: Path) -> None:
     async def scene(stage: Stage) -> None:
-        await stage.until(stage.leads(0))
+        await eventually_async(stage.leads(0))
         stage.reports[1] = replace(stage.reports[1], store="another")
         stage.silent = {0}
-        await stage.until(lambda: "another" in str(stage.election.status()["why"]))
+        await eventually_async(lambda: "another" in str(stage.election.status()["why"]))
         assert stage.election.rules.standing is not None
         assert stage.election.rules.standing.assignment.master_epoch == 1
 
@@ -178,11 +176,11 @@ def test_a_replica_with_another_store_counts_for_nothing(tmp_path: Path) -> None
 
 def test_a_silent_master_is_replaced_and_follows_when_it_is_heard_again(tmp_path: Path) -> None:
     async def scene(stage: Stage) -> None:
-        await stage.until(stage.leads(0))
+        await eventually_async(stage.leads(0))
         stage.silent = {0}
-        await stage.until(stage.leads(1))
+        await eventually_async(stage.leads(1))
         stage.silent = set()
-        await stage.until(lambda: stage.reports[0].role is Role.SLAVE)
+        await eventually_async(lambda: stage.reports[0].role is Role.SLAVE)
         assert stage.election.serving_master == 1
 
     assert played(tmp_path, scene)
@@ -200,7 +198,7 @@ def test_who_ceases_to_answer_is_asked_more_often_for_a_while(
         return stage.asked[1] - before
 
     async def scene(stage: Stage) -> None:
-        await stage.until(stage.leads(0))
+        await eventually_async(stage.leads(0))
         stage.silent = {1}
         assert await asked_within(stage, 0.9) >= 6
         await asyncio.sleep(0.6)
@@ -215,21 +213,21 @@ def test_a_master_on_a_dead_node_is_replaced_at_once(
     monkeypatch.setattr(elections, "ATTEND_S", 0.05)
 
     async def scene(stage: Stage) -> None:
-        await stage.until(stage.leads(0))
+        await eventually_async(stage.leads(0))
         stage.silent = {0}
         stage.election.nodes_died({"node-0"})
-        await within(1.0, stage.until(stage.leads(1), timeout_s=20.0))
+        await within(1.0, eventually_async(stage.leads(1), timeout_s=20.0))
 
     assert played(tmp_path, scene)
 
 
 def test_a_controller_that_starts_again_leaves_a_serving_master_alone(tmp_path: Path) -> None:
     async def scene(stage: Stage) -> None:
-        await stage.until(stage.leads(0))
+        await eventually_async(stage.leads(0))
         again = stage.controller()
         assert again.serving_master is None
         tasks = [asyncio.create_task(work) for work in again.tasks()]
-        await stage.until(lambda: again.serving_master == 0)
+        await eventually_async(lambda: again.serving_master == 0)
         again.over = True
         for task in tasks:
             task.cancel()
@@ -245,7 +243,7 @@ def test_a_proposal_is_answered_when_it_is_on_the_disk_and_refused_when_it_is_ol
     tmp_path: Path,
 ) -> None:
     async def scene(stage: Stage) -> None:
-        await stage.until(stage.leads(0))
+        await eventually_async(stage.leads(0))
         told = await stage.election.propose(0, 1, 1, (0,))
         assert told == Assignment("b", 1, 0, "host:0", (0,), 2)
         stage.check_written(told)
@@ -257,10 +255,10 @@ def test_a_proposal_is_answered_when_it_is_on_the_disk_and_refused_when_it_is_ol
 
 def test_by_hand_the_heir_first_gets_all_that_the_master_has(tmp_path: Path) -> None:
     async def scene(stage: Stage) -> None:
-        await stage.until(stage.leads(0))
+        await eventually_async(stage.leads(0))
         stage.reports[0] = replace(stage.reports[0], end=500)
         promotion = asyncio.create_task(stage.election.promote(None, False))
-        await stage.until(lambda: stage.holds)
+        await eventually_async(lambda: stage.holds)
         assert not promotion.done()
         stage.reports[1] = replace(stage.reports[1], end=500)
         told = await promotion
@@ -275,7 +273,7 @@ def test_by_hand_an_heir_that_does_not_catch_up_is_refused_and_sends_go_on(
     monkeypatch.setattr(elections, "DRAIN_MS", 100)
 
     async def scene(stage: Stage) -> None:
-        await stage.until(stage.leads(0))
+        await eventually_async(stage.leads(0))
         stage.reports[0] = replace(stage.reports[0], end=500)
         with pytest.raises(PromotionRefused, match="still lacks 500 bytes"):
             await stage.election.promote(1, False)
@@ -286,7 +284,7 @@ def test_by_hand_an_heir_that_does_not_catch_up_is_refused_and_sends_go_on(
 
 def test_two_promotions_at_once_are_refused(tmp_path: Path) -> None:
     async def scene(stage: Stage) -> None:
-        await stage.until(stage.leads(0))
+        await eventually_async(stage.leads(0))
         first = asyncio.create_task(stage.election.promote(1, False))
         await asyncio.sleep(0)
         with pytest.raises(PromotionRefused, match="under way"):
@@ -298,12 +296,12 @@ def test_two_promotions_at_once_are_refused(tmp_path: Path) -> None:
 
 def test_by_hand_the_heir_is_master_though_another_set_is_being_written(tmp_path: Path) -> None:
     async def scene(stage: Stage) -> None:
-        await stage.until(stage.leads(0))
+        await eventually_async(stage.leads(0))
         stage.pause = asyncio.Event()
         wish = asyncio.create_task(stage.election.propose(0, 1, 1, (0, 1)))
         await asyncio.sleep(0.02)
         promotion = asyncio.create_task(stage.election.promote(1, False))
-        await stage.until(lambda: stage.election.rules.ordered)
+        await eventually_async(lambda: stage.election.rules.ordered)
         stage.pause.set()
         assert (await promotion)["master"] == 1
         await wish
@@ -317,7 +315,7 @@ def test_by_hand_whoever_was_drained_for_nothing_takes_sends_again(
     monkeypatch.setattr(elections, "PROMOTE_MS", 100)
 
     async def scene(stage: Stage) -> None:
-        await stage.until(stage.leads(0))
+        await eventually_async(stage.leads(0))
         stage.pause = asyncio.Event()
         with pytest.raises(PromotionRefused, match="does not serve"):
             await stage.election.promote(1, False)
@@ -332,16 +330,18 @@ def test_what_the_disk_may_have_is_completed_before_anything_else_is_decided(
     monkeypatch.setattr(elections, "LEDGER_PAUSE_S", 0.02)
 
     async def scene(stage: Stage) -> None:
-        await stage.until(stage.leads(0))
+        await eventually_async(stage.leads(0))
         stage.fails_late, stage.silent = True, {0}
-        await stage.until(lambda: "behind the rename" in str(stage.election.status()["why"]))
+        await eventually_async(lambda: "behind the rename" in str(stage.election.status()["why"]))
         stage.silent = set()
         stage.told.clear()
-        await stage.until(
+        await eventually_async(
             lambda: sum(replica == 0 for replica, _, _ in stage.told) > 1
         )  # no need for an election any more
         stage.fails_late = False
-        await stage.until(lambda: stage.leads(0)() and stage.election.status()["master_epoch"] == 2)
+        await eventually_async(
+            lambda: stage.leads(0)() and stage.election.status()["master_epoch"] == 2
+        )
         told = await stage.election.propose(0, 2, 1, (0,))
         assert told is not None
         stage.check_written(told)
@@ -351,7 +351,7 @@ def test_what_the_disk_may_have_is_completed_before_anything_else_is_decided(
 
 def test_the_store_of_a_member_of_the_set_is_not_given_up(tmp_path: Path) -> None:
     async def scene(stage: Stage) -> None:
-        await stage.until(stage.leads(0))
+        await eventually_async(stage.leads(0))
         assert not stage.election.others_have_everything(1)
         await stage.election.propose(0, 1, 1, (0,))
         assert stage.election.others_have_everything(1)

@@ -19,7 +19,8 @@ from rmq_ray.remoting.handshake import ClientHandshake
 from rmq_ray.remoting.listener import QUIET_MAX
 from rmq_ray.remoting.peer import ServerPeer
 from rmq_ray.remoting.wire.frame import HEADER_READ_MAX, JSON, Command, encode_bytes
-from tests.support.wire import CREDENTIALS, ECHO, Echo, RawClient, Served, eventually
+from tests.support.waiting import eventually
+from tests.support.wire import CREDENTIALS, ECHO, Echo, RawClient, Served
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -26,6 +26,7 @@ from rmq_ray.server.broker.broker import Broker, BrokerRoleTransition
 from rmq_ray.server.broker.registration import BrokerRegistration, NameServers
 from rmq_ray.server.replication.leadership import Leadership
 from tests.support.brokers.live_cluster import CLUSTER, SECRET, SMALL
+from tests.support.waiting import eventually_async, loop_turns
 
 WAIT_S = 30.0
 
@@ -33,17 +34,6 @@ WAIT_S = 30.0
 def broker_of(path: Path) -> Broker:
     config = BrokerConfig(StoreConfig(str(path), **SMALL), cluster_name=CLUSTER)  # type: ignore[arg-type]
     return Broker(config, SYSTEM_CLOCK, Credentials(CLUSTER, "broker", SECRET))
-
-
-async def turns(count: int) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
-
-
-async def soon(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def ends(work: Awaitable[object]) -> asyncio.Future[object]:
@@ -81,7 +71,7 @@ def test_a_start_that_is_stopped_says_so_and_leaves_nothing_behind(
         assert address is not None
         with pytest.raises(OSError):
             await asyncio.open_connection(address.host, address.port)
-        await soon(lambda: asyncio.all_tasks() == {asyncio.current_task()})
+        await eventually_async(lambda: asyncio.all_tasks() == {asyncio.current_task()})
 
     asyncio.run(story())
 
@@ -138,11 +128,11 @@ def test_a_stop_waits_for_the_end_of_following_that_another_one_began(
         busy: Any = replica
         broker._replica = busy
         resting = asyncio.create_task(broker.stop_following())
-        await turns(3)
+        await loop_turns(3)
         if cancelled:
             resting.cancel()
         stopping = asyncio.create_task(broker.stop())
-        await turns(10)
+        await loop_turns(10)
         assert replica.asked and not stopping.done()
         replica.over.set()
         (await ends(stopping)).result()
@@ -192,9 +182,9 @@ def test_a_change_of_role_that_is_cancelled_has_closed_its_store(at_the_hold: bo
         )
         if not at_the_hold:
             core.hold_closes.set()
-        await turns(5)
+        await loop_turns(5)
         changing.cancel()
-        await turns(5)
+        await loop_turns(5)
         core.hold_closes.set()
         core.store_closes.set()
         await ends(changing)
@@ -242,10 +232,10 @@ def test_a_registration_that_was_not_answered_yet_is_taken_back() -> None:
             pytest.fail,
         )
         told.start()
-        await soon(lambda: bool(server.codes))
+        await eventually_async(lambda: bool(server.codes))
         await told.stop()
         assert server.codes == [RequestCode.REGISTER_BROKER, RequestCode.UNREGISTER_BROKER]
-        await soon(lambda: server.gone == 1)
+        await eventually_async(lambda: server.gone == 1)
         await listener.close()
 
     asyncio.run(story())
@@ -257,11 +247,11 @@ def test_files_are_there_for_the_next_start_whenever_a_broker_was_stopped(tmp_pa
     async def story(count: int) -> None:
         broker = broker_of(tmp_path / "store")
         starting = asyncio.create_task(broker.start(create=True))
-        await turns(count)
+        await loop_turns(count)
         await broker.stop()
         outcome = (await ends(starting)).exception()
         assert outcome is None or isinstance(outcome, RmqError)
-        await soon(lambda: asyncio.all_tasks() == {asyncio.current_task()})
+        await eventually_async(lambda: asyncio.all_tasks() == {asyncio.current_task()})
         successor = broker_of(tmp_path / "store")
         await successor.start(create=True)
         assert FileSystem().exists(f"{tmp_path}/store/rmq_ray/port")

@@ -13,6 +13,7 @@ import pytest
 import ray
 
 import rmq_ray as rmq
+from tests.support.waiting import witnesses
 
 SMALL = {"segment_bytes": 64 << 20}
 """Two segments of a GiB are preallocated otherwise, for each of the many stores that these tests
@@ -45,10 +46,12 @@ def start(tmp_path: Path) -> Iterator[Callable[..., rmq.Cluster]]:
             name, **{"store_path": str(tmp_path / name), "store_settings": SMALL, **settings}
         )
         started.append(cluster)
+        witnesses[name] = cluster.status
         return cluster
 
     yield begin
     for cluster in {c.name: c for c in started}.values():
+        witnesses.pop(cluster.name, None)
         try:
             cluster.stop()
         except rmq.ClusterError as error:
@@ -64,5 +67,7 @@ def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[rmq.Cluster]:
         store_path=str(tmp_path_factory.mktemp("store")),
         store_settings=SMALL,
     )
+    witnesses[cluster.name] = cluster.status
     yield cluster
+    witnesses.pop(cluster.name, None)
     cluster.stop()

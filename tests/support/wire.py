@@ -12,7 +12,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -27,6 +26,7 @@ from rmq_ray.model.ids import Address
 from rmq_ray.remoting.handshake import AccountKey, ClientHandshake, Credentials
 from rmq_ray.remoting.listener import Listener
 from rmq_ray.remoting.wire.frame import BINARY, FLAG_ONEWAY, Command, decode, encode_bytes
+from tests.support.waiting import eventually
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
@@ -254,16 +254,6 @@ class RawClient:
                 raise ConnectionResetError("closed")
             found += piece
         return found
-
-
-def eventually(condition: Callable[[], object], timeout_s: float = 5.0) -> bool:
-    """Whether it becomes true in time."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.005)
-    return True
 
 
 def ended_well(child: int) -> bool:

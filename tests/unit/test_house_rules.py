@@ -107,7 +107,7 @@ def _can_fail(function: ast.AST) -> bool:
     return False
 
 
-SLEEPS = 148
+SLEEPS = 115
 """Places in tests that wait for time to pass. Wait for what is meant instead; this only falls."""
 
 
@@ -116,7 +116,9 @@ def test_the_number_of_sleeps_in_tests_only_falls() -> None:
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in sorted((ROOT / "tests").rglob("*.py"))
         for node in nodes(parsed(path))
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in {"time.sleep", "asyncio.sleep"}
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) in {"time.sleep", "asyncio.sleep"}
+        and ast.unparse(node.args[0]) != "0"  # lets an event loop turn
     ]
     assert len(found) <= SLEEPS, "\n" + "\n".join(found)
     assert len(found) == SLEEPS, f"well done: set SLEEPS to {len(found)}"

@@ -31,5 +31,5 @@ class Collector:
 
     def wait_for(self, count: int, timeout_s: float = 30.0) -> list[bytes]:
         """Bodies, once there are at least ``count``."""
-        eventually(lambda: len(self.messages) >= count, timeout_s)
+        eventually(lambda: len(self.messages) >= count, timeout_s, moved=lambda: len(self.messages))
         return self.bodies

@@ -97,4 +97,5 @@ class History:
         eventually(
             lambda: len({(call.place, call.offset) for call in list(self.calls)}) >= count,
             timeout_s,
+            moved=lambda: len(self.calls),
         )
