@@ -1,5 +1,5 @@
-"""The real commands in processes of their own: against a cluster of the tests' Ray, and once with a
-Ray head that ``up`` starts and ``down`` stops.
+"""The real commands against a cluster of the tests' Ray, in this process and in some of their own,
+and once with a Ray head that ``up`` starts and ``down`` stops.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COMMAND_S = 240
 
 
-class Cli:
+class Program:
     """Runs ``python -m rmq_ray`` with some general options and an environment."""
 
     def __init__(self, *general: str, environment: dict[str, str] | None = None) -> None:
@@ -67,19 +67,28 @@ class Cli:
     def json(self, *arguments: str) -> Any:
         return json.loads(self.ok("--format", "json", *arguments))
 
-    def look(self, *arguments: str) -> Any:
-        """The same inside this process, which has joined the Ray cluster already: a second instead
-        of two.
-        """
-        done = CliRunner().invoke(main, ["--format", "json", *self.general, *arguments])
-        assert done.exit_code == 0, f"{arguments}: {done.output}"
-        return json.loads(done.stdout)
-
     def fails(self, *arguments: str) -> str:
         done = self.run(*arguments)
         assert done.returncode == 1, f"{arguments}: {done.returncode} {done.stdout}{done.stderr}"
         assert done.stderr.count("\n") == 1 and done.stderr.startswith("Error: "), done.stderr
         return done.stderr
+
+
+class Cli(Program):
+    """The same inside this process, which has joined the Ray cluster already: a second instead of
+    three. What waits for signals is run by ``outside``.
+    """
+
+    def __init__(self, *general: str) -> None:
+        super().__init__(*general)
+        self.outside = Program(*general)
+
+    def run(self, *arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+        words = [*self.general, *arguments]
+        done = CliRunner().invoke(main, words, input=text)
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        return subprocess.CompletedProcess(words, done.exit_code, done.stdout, done.stderr)
 
 
 @pytest.fixture(scope="module")
@@ -98,17 +107,17 @@ def test_topics_are_created_listed_described_and_deleted(cli: Cli) -> None:
         "queues": 2,
         "perm": 6,
     }
-    assert {"topic": topic} in cli.look("topic", "list")
-    assert {"topic": "TBW102"} in cli.look("topic", "list", "--system")
+    assert {"topic": topic} in cli.json("topic", "list")
+    assert {"topic": "TBW102"} in cli.json("topic", "list", "--system")
     assert [(row["queue"], row["messages"]) for row in cli.json("topic", "describe", topic)] == [
         (0, 0),
         (1, 0),
     ]
     cli.ok("topic", "create", topic, "--queues", "3")
-    assert len(cli.look("topic", "describe", topic)) == 3
+    assert len(cli.json("topic", "describe", topic)) == 3
     altered = cli.json("topic", "alter", topic, "--retention", "24")
     assert altered == {"topic": topic, "retention_hours": 24}
-    assert {row["retention_hours"] for row in cli.look("topic", "describe", topic)} == {24}
+    assert {row["retention_hours"] for row in cli.json("topic", "describe", topic)} == {24}
     assert "1 to 72 are possible" in cli.fails("topic", "alter", topic, "--retention", "73")
     cli.ok("topic", "delete", topic, "-y")
     assert "does not exist" in cli.fails("topic", "describe", topic)
@@ -117,10 +126,10 @@ def test_topics_are_created_listed_described_and_deleted(cli: Cli) -> None:
 
 def test_a_traced_message_tells_what_became_of_it(cli: Cli) -> None:
     topic = name("t")
-    cli.look("topic", "create", topic, "--queues", "1")
+    cli.json("topic", "create", topic, "--queues", "1")
     sent = cli.json("produce", topic, "x", "--key", "traced", "--trace")
-    eventually(lambda: cli.look("message", "find", "RMQ_SYS_TRACE_TOPIC", sent["message_id"]) != [])
-    (row,) = cli.look("message", "trace", sent["message_id"])
+    eventually(lambda: cli.json("message", "find", "RMQ_SYS_TRACE_TOPIC", sent["message_id"]) != [])
+    (row,) = cli.json("message", "trace", sent["message_id"])
     assert (row["kind"], row["topic"], row["keys"], row["success"]) == (
         "Pub",
         topic,
@@ -132,7 +141,7 @@ def test_a_traced_message_tells_what_became_of_it(cli: Cli) -> None:
 
 def test_what_is_produced_is_consumed_once_and_found_again(cli: Cli) -> None:
     topic, group = name("t"), name("g")
-    cli.look("topic", "create", topic, "--queues", "1")
+    cli.json("topic", "create", topic, "--queues", "1")
     sent = cli.json(
         "produce",
         topic,
@@ -153,7 +162,7 @@ def test_what_is_produced_is_consumed_once_and_found_again(cli: Cli) -> None:
     }
     first = [
         json.loads(line)
-        for line in cli.ok(
+        for line in cli.outside.ok(
             "--format", "json", "consume", topic, "--group", group, "--max", "2"
         ).splitlines()
     ]
@@ -164,14 +173,14 @@ def test_what_is_produced_is_consumed_once_and_found_again(cli: Cli) -> None:
         {"region": "eu"},
         sent["message_id"],
     )
-    assert cli.ok("consume", topic, "--group", group, "--idle", "5").splitlines() == [
+    assert cli.outside.ok("consume", topic, "--group", group, "--idle", "5").splitlines() == [
         "two",
         "three",
     ], "nothing twice, nothing left out"
     for found in (
         cli.json("message", "find", topic, "both")[0],
-        cli.look("message", "get", sent["message_id"], "--topic", topic),
-        cli.look("message", "get", sent["offset_message_id"]),
+        cli.json("message", "get", sent["message_id"], "--topic", topic),
+        cli.json("message", "get", sent["offset_message_id"]),
     ):
         assert (found["body"], found["message_id"], found["queue_offset"], found["broker"]) == (
             "größe 標",
@@ -179,33 +188,30 @@ def test_what_is_produced_is_consumed_once_and_found_again(cli: Cli) -> None:
             0,
             "broker-a",
         )
-    assert cli.look("message", "find", topic, "nobody") == []
+    assert cli.json("message", "find", topic, "nobody") == []
     dry = cli.run(
         "--format", "json", "message", "resend", "--topic", topic, "--id", sent["message_id"]
     )
     assert [row["body"] for row in json.loads(dry.stdout)] == [
         "größe 標"
     ] and "nothing was sent" in dry.stderr
-    (again,) = cli.look(
+    (again,) = cli.json(
         "message", "resend", "--topic", topic, "--id", sent["message_id"], "--execute"
     )
     assert (
         again["resent_as"] != sent["message_id"]
-        and cli.look("message", "get", again["resent_as"], "--topic", topic)["body"] == "größe 標"
+        and cli.json("message", "get", again["resent_as"], "--topic", topic)["body"] == "größe 標"
     )
     assert "no message with key" in cli.fails(
         "message", "resend", "--topic", topic, "--key", "nobody"
     )
-    assert (
-        CliRunner().invoke(main, [*cli.general, "message", "resend", "--topic", topic]).exit_code
-        == 2
-    )
+    assert cli.run("message", "resend", "--topic", topic).returncode == 2
     assert "never stored" in cli.fails("message", "get", "0" * 32, "--topic", topic)
 
 
 def test_a_group_is_described_moved_and_deleted(cli: Cli) -> None:
     topic, group = name("t"), name("g")
-    cli.look("topic", "create", topic, "--queues", "1")
+    cli.json("topic", "create", topic, "--queues", "1")
     cli.ok("produce", topic, text="\n".join(str(i) for i in range(10)))
     consumer = cli.start("--format", "json", "consume", topic, "--group", group)
     assert consumer.stdout is not None
@@ -214,37 +220,37 @@ def test_a_group_is_described_moved_and_deleted(cli: Cli) -> None:
     ]
     (member,) = cli.json("group", "describe", group)
     assert member["broker"] == "broker-a" and str(consumer.pid) in member["client_id"]
-    (listed,) = cli.look("client", "list", "--group", group)
+    (listed,) = cli.json("client", "list", "--group", group)
     assert (listed["client_id"], listed["brokers"]) == (member["client_id"], ["broker-a"])
-    assert topic in str(cli.look("client", "describe", group, member["client_id"]))
+    assert topic in str(cli.json("client", "describe", group, member["client_id"]))
     assert "stop them first" in cli.fails("group", "clone", group, group, topic, "--execute")
     assert "stop them first" in cli.fails("group", "delete", group, "-y")
     consumer.send_signal(signal.SIGINT)
     assert consumer.wait(30) == 0
     consumer.communicate()
-    assert {"group": group} in cli.look("group", "list")
-    (row,) = [row for row in cli.look("group", "lag", group) if row["topic"] == topic]
+    assert {"group": group} in cli.json("group", "list")
+    (row,) = [row for row in cli.json("group", "lag", group) if row["topic"] == topic]
     assert (row["committed"], row["lag"]) == (10, 0) and row["committed_age_ms"] >= 0
-    dry = cli.look("group", "seek", group, topic, "--to", "first")
-    assert [(row["target"], row["moved_by"]) for row in dry] == [(0, -10)] and cli.look(
+    dry = cli.json("group", "seek", group, topic, "--to", "first")
+    assert [(row["target"], row["moved_by"]) for row in dry] == [(0, -10)] and cli.json(
         "group", "seek", group, topic, "--to", "last"
     )[0]["moved_by"] == 0
     assert cli.json("group", "seek", group, topic, "--to", "first", "--execute") == dry
-    assert len(cli.ok("consume", topic, "--group", group, "--idle", "5").splitlines()) == 10
-    assert cli.look("group", "seek", group, topic, "--to", str(int(time.time() * 1000) + 60_000))[
+    assert len(cli.outside.ok("consume", topic, "--group", group, "--idle", "5").splitlines()) == 10
+    assert cli.json("group", "seek", group, topic, "--to", str(int(time.time() * 1000) + 60_000))[
         0
     ]["target"] in (9, 10)
     assert (
-        cli.look("group", "seek", group, topic, "--to", "offset:3", "--execute")[0]["moved_by"]
+        cli.json("group", "seek", group, topic, "--to", "offset:3", "--execute")[0]["moved_by"]
         == -7
     )
-    assert cli.look("group", "clone", group, f"{group}-copy", topic, "--execute")[0]["target"] == 3
+    assert cli.json("group", "clone", group, f"{group}-copy", topic, "--execute")[0]["target"] == 3
     assert (
-        cli.look("group", "seek", group, topic, "--to", f"group:{group}-copy")[0]["moved_by"] == 0
+        cli.json("group", "seek", group, topic, "--to", f"group:{group}-copy")[0]["moved_by"] == 0
     )
-    assert cli.look("group", "skip", group, topic, "--execute")[0]["target"] == 10
+    assert cli.json("group", "skip", group, topic, "--execute")[0]["target"] == 10
     cli.ok("group", "delete", group, "-y")
-    assert {"group": group} not in cli.look("group", "list")
+    assert {"group": group} not in cli.json("group", "list")
     assert "no broker knows" in cli.fails("group", "lag", group)
 
 
@@ -252,9 +258,9 @@ def test_dead_letters_are_listed_shown_exported_and_resent(
     cli: Cli, mq: rmq.Cluster, tmp_path: Path
 ) -> None:
     topic, group = name("t"), name("g")
-    cli.look("topic", "create", topic, "--queues", "1")
+    cli.json("topic", "create", topic, "--queues", "1")
     sent = [
-        cli.look(
+        cli.json(
             "produce",
             topic,
             f"größe {i}",
@@ -277,7 +283,7 @@ def test_dead_letters_are_listed_shown_exported_and_resent(
         eventually(lambda: consumer.stats()["sent_back"] == 3)
     (row,) = [row for row in cli.json("dlq", "list") if row["group"] == group]
     assert (row["messages"], row["left"]) == (3, 3) and row["last"].startswith("20")
-    shown = cli.look("dlq", "show", group, "--max", "2")
+    shown = cli.json("dlq", "show", group, "--max", "2")
     assert len(shown) == 2 and {
         (line["topic"], line["tag"], line["reconsume_times"], line["failed_with"]) for line in shown
     } == {(topic, "paid", 1, "Reject: no address")}
@@ -288,39 +294,29 @@ def test_dead_letters_are_listed_shown_exported_and_resent(
         "properties"
     ] == {"region": "eu"}
     file = tmp_path / "dead.jsonl"
-    assert (
-        CliRunner()
-        .invoke(main, [*cli.general, "dlq", "export", group, "--out", str(file)])
-        .exit_code
-        == 0
-    )
+    cli.ok("dlq", "export", group, "--out", str(file))
     assert [json.loads(line) for line in file.read_text().splitlines()] == exported
     dry = cli.run("--format", "json", "dlq", "resend", group)
     assert (
         json.loads(dry.stdout) == [{"topic": topic, "messages": 3}]
         and "nothing was sent" in dry.stderr
     )
-    assert cli.look("dlq", "resend", group, "--id", sent[0], "--execute") == [
+    assert cli.json("dlq", "resend", group, "--id", sent[0], "--execute") == [
         {"topic": topic, "messages": 1}
     ]
     assert cli.json("dlq", "resend", group, "--execute") == [{"topic": topic, "messages": 3}]
     assert (
-        cli.look("dlq", "resend", group, "--execute") == []
-        and cli.look("dlq", "show", group, "--new") == []
+        cli.json("dlq", "resend", group, "--execute") == []
+        and cli.json("dlq", "show", group, "--new") == []
     )
-    assert sum(line["messages"] for line in cli.look("topic", "describe", topic)) == 7
+    assert sum(line["messages"] for line in cli.json("topic", "describe", topic)) == 7
     assert "no dead letters" in cli.fails("dlq", "show", "nobody-here")
-    assert (
-        CliRunner()
-        .invoke(main, [*cli.general, "dlq", "resend", group, "--id", "x", "--again"])
-        .exit_code
-        == 2
-    )
+    assert cli.run("dlq", "resend", group, "--id", "x", "--again").returncode == 2
 
 
 def test_a_reader_that_goes_away_loses_no_message(cli: Cli) -> None:
     topic, group = name("t"), name("g")
-    cli.look("topic", "create", topic, "--queues", "1")
+    cli.json("topic", "create", topic, "--queues", "1")
     cli.ok("produce", topic, text="\n".join(f"{i:0100}" for i in range(5_000)))
     with cli.start("consume", topic, "--group", group, "--format", "json") as consumer:
         assert consumer.stdout is not None and consumer.stderr is not None
@@ -329,7 +325,7 @@ def test_a_reader_that_goes_away_loses_no_message(cli: Cli) -> None:
         assert consumer.wait(30) == 0 and "Traceback" not in consumer.stderr.read()
     rest = [
         json.loads(line)
-        for line in cli.ok(
+        for line in cli.outside.ok(
             "consume", topic, "--group", group, "--idle", "5", "--format", "json"
         ).splitlines()
     ]
@@ -360,8 +356,8 @@ def test_status_and_health_name_every_part(cli: Cli, mq: rmq.Cluster) -> None:
         "broker-a/0",
         "broker-a/hold",
     ]
-    assert {row["state"] for row in cli.look("health")} == {"serving"}
-    (broker,) = cli.look("broker", "list")
+    assert {row["state"] for row in cli.json("health")} == {"serving"}
+    (broker,) = cli.json("broker", "list")
     assert (broker["broker"], broker["id"], broker["address"]) == (
         "broker-a",
         0,
@@ -375,22 +371,21 @@ def test_a_stopped_broker_is_told_by_status_and_health_and_looks_for_its_store_a
     plan = gateway.call(gateway.controller(mq.name), "plan")
     store = Path(plan.brokers[0].store.path)
     away = store.with_name("away")
-    general = ["--format", "json", *cli.general]
 
-    def ran(*arguments: str) -> Any:
-        return CliRunner().invoke(main, [*general, *arguments])
+    def ran(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return cli.run("--format", "json", *arguments)
 
     assert "--force" in ran("broker", "stop", "broker-a").stderr
     try:
-        assert cli.look("broker", "stop", "broker-a", "--force")["was"] == "running"
+        assert cli.json("broker", "stop", "broker-a", "--force")["was"] == "running"
         for command in ("status", "health"):
             said = ran(command)
-            assert said.exit_code == 1 and "stopped" in said.stdout
+            assert said.returncode == 1 and "stopped" in said.stdout
         assert "`rmq-ray broker start broker-a --replica 0`" in ran("health").stderr
         for command in (("group", "lag", "billing"), ("produce", "orders", "x")):
             began = time.monotonic()
             refused = ran(*command)
-            assert refused.exit_code == 1 and time.monotonic() - began < 5, "at once"
+            assert refused.returncode == 1 and time.monotonic() - began < 5, "at once"
             assert (
                 "broker-a stopped: start it with `rmq-ray broker start broker-a`"
                 in (json.loads(refused.stderr)["message"])
@@ -403,16 +398,16 @@ def test_a_stopped_broker_is_told_by_status_and_health_and_looks_for_its_store_a
             if store.exists():
                 store.rename(store.with_name("left"))
             away.rename(store)
-        began = cli.look("broker", "start", "broker-a")
+        began = cli.json("broker", "start", "broker-a")
     assert began["was"] == "failed"
-    assert ran("status").exit_code == ran("health").exit_code == 0
+    assert ran("status").returncode == ran("health").returncode == 0
 
 
 def test_a_broker_is_drained_taken_back_and_cleaned(cli: Cli, mq: rmq.Cluster) -> None:
     topic = name("drained")
     mq.admin.create_topic(topic, queues=1)
     try:
-        assert cli.look("broker", "drain", "broker-a") == {
+        assert cli.json("broker", "drain", "broker-a") == {
             "broker": "broker-a",
             "address": str(mq.admin.masters()["broker-a"]),
             "draining": True,
@@ -424,14 +419,11 @@ def test_a_broker_is_drained_taken_back_and_cleaned(cli: Cli, mq: rmq.Cluster) -
         with rmq.Producer("drained", cluster=mq.name) as producer, pytest.raises(rmq.TopicNotFound):
             producer.send(topic, b"refused")
     finally:
-        assert not cli.look("broker", "undrain", "broker-a")["draining"]
+        assert not cli.json("broker", "undrain", "broker-a")["draining"]
     with rmq.Producer("taken-back", cluster=mq.name) as producer:
         producer.send(topic, b"taken")
     assert "no broker 'broker-z' is registered" in cli.fails("broker", "drain", "broker-z")
-    assert (
-        "removes expired segments"
-        in CliRunner().invoke(main, ["-y", *cli.general, "broker", "clean", "broker-a"]).output
-    )
+    assert "removes expired segments" in cli.run("-y", "broker", "clean", "broker-a").stderr
 
 
 def test_failures_name_the_cluster_or_the_rule(cli: Cli) -> None:
@@ -469,7 +461,7 @@ def test_bench_prints_its_figures(cli: Cli, command: str) -> None:
 def test_bench_e2e_measures_times_and_leaves_no_group_behind(cli: Cli) -> None:
     found = cli.json("bench", "e2e", "--messages", "20")
     assert 0 < found["p50_ms"] <= found["p99_ms"] <= found["max_ms"]
-    eventually(lambda: not [row for row in cli.look("group", "list") if "e2e" in row["group"]])
+    eventually(lambda: not [row for row in cli.json("group", "list") if "e2e" in row["group"]])
 
 
 # --- a Ray head of its own ------------------------------------------------------------------------
@@ -497,7 +489,7 @@ def processes_that_name(text: str) -> list[str]:
 
 
 @pytest.fixture
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cli, Path]]:
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Program, Path]]:
     """A machine of its own, as far as Ray can tell: other temporary directories, no token mode from
     this process, no address.
     """
@@ -505,7 +497,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cli, Path]
     directory = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / name("cli")
     directory.mkdir()
     environment = {"RAY_TMPDIR": str(directory), "TMPDIR": str(directory)}
-    cli = Cli(environment=environment)
+    cli = Program(environment=environment)
     for variable in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_worker_niceness"):
         cli.environment.pop(variable, None)
     yield cli, directory
@@ -518,7 +510,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cli, Path]
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_up_starts_ray_and_the_cluster_and_down_stops_exactly_these(
-    alone: tuple[Cli, Path],
+    alone: tuple[Program, Path],
 ) -> None:
     cli, directory = alone
     port, store = free_port(), directory / "stores"
@@ -565,7 +557,7 @@ def test_up_starts_ray_and_the_cluster_and_down_stops_exactly_these(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_up_with_rays_dashboard_shows_our_actors_there(alone: tuple[Cli, Path]) -> None:
+def test_up_with_rays_dashboard_shows_our_actors_there(alone: tuple[Program, Path]) -> None:
     cli, directory = alone
     options = ("--ray-port", str(free_port()), "--store", str(directory / "stores"))
     up = cli.json("up", *options, "--ray-dashboard")
@@ -590,7 +582,7 @@ def test_up_with_rays_dashboard_shows_our_actors_there(alone: tuple[Cli, Path]) 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_an_up_that_fails_stops_the_head_that_it_started(alone: tuple[Cli, Path]) -> None:
+def test_an_up_that_fails_stops_the_head_that_it_started(alone: tuple[Program, Path]) -> None:
     cli, directory = alone
     blocked = directory / "file"
     blocked.write_text("no directory")
@@ -618,8 +610,8 @@ def test_a_consumer_in_a_module_is_run_scaled_and_drained_from_the_shell(
     try:
         cli.ok("produce", topic, text="a\nb\n")
         eventually(lambda: seen.exists() and sorted(seen.read_bytes().split()) == [b"a", b"b"], 120)
-        assert len(cli.look("workers", "status", topic)) == 1
-        assert cli.look("workers", "scale", topic, "2")["actors"] == 2
+        assert len(cli.json("workers", "status", topic)) == 1
+        assert cli.json("workers", "scale", topic, "2")["actors"] == 2
         running.send_signal(signal.SIGTERM)
         out, err = running.communicate(timeout=COMMAND_S)
     finally:
@@ -627,6 +619,5 @@ def test_a_consumer_in_a_module_is_run_scaled_and_drained_from_the_shell(
     assert running.returncode == 0, out + err
     assert topic in out and "draining" in err
     assert mq.admin.group_clients(topic) == []
-    missing = CliRunner().invoke(main, [*cli.general, "workers", "status", topic])
-    assert missing.exit_code == 1 and "no workers are deployed" in missing.output
-    assert CliRunner().invoke(main, ["run", "nothing:here"]).exit_code == 2
+    assert "no workers are deployed" in cli.fails("workers", "status", topic)
+    assert cli.run("run", "nothing:here").returncode == 2
