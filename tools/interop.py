@@ -22,6 +22,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +30,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = ROOT / "interop"
 SUITE = PROJECT / "rocketmq-tests"
+SUITE_TESTS = SUITE / "tests.toml"
 CLIENTS, FIVE = PROJECT / "clients", PROJECT / "five"
 TARGET = PROJECT / "target"
 SETTLE = ROOT / "benchmarks" / "settle.py"
@@ -195,6 +197,18 @@ def started(
         process.wait(30)
         if process.stdout:
             process.stdout.close()
+
+
+def suite_tests() -> dict[str, list[str]]:
+    """Apache RocketMQ's own integration tests that run against ours, by class, in the order in
+    which the classes begin.
+    """
+    return dict(tomllib.loads(SUITE_TESTS.read_text("utf-8"))["tests"])
+
+
+def suite_id(class_name: str, test: str) -> str:
+    """A name of one of these tests that is short and no other's."""
+    return f"{class_name.rpartition('.')[2]}-{test}"
 
 
 def measured(gib: int) -> tuple[str, ...]:

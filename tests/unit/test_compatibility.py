@@ -37,6 +37,13 @@ def test_a_named_test_exists_and_did_not_fail(test: str) -> None:
     assert set(ended) <= {compatibility.PASSED}, ended
 
 
+def test_each_of_rocketmqs_own_tests_has_a_name_and_a_result_of_its_own() -> None:
+    own = compatibility.own_tests()
+    assert len(own) == len(set(own))
+    known = [name for name in compatibility.results() if name.startswith(compatibility.OWN_TESTS)]
+    assert sorted(known) == sorted(own)
+
+
 def test_cases_of_a_test_are_counted_and_one_that_failed_shows() -> None:
     ended = {"a.py::t[1]": "passed", "a.py::t[2]": "failed", "a.py::tt": "passed"}
     assert compatibility.cases("a.py::t", ended) == ["passed", "failed"]
