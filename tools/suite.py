@@ -9,8 +9,9 @@
     ray     ray       Ray
     others  interop   beside Apache RocketMQ            two at a time
             spark     Spark
-            whole     e2e, torture: whole clusters, hosts made of namespaces
-    (then)  clock     what a clock judges, marked so    nothing else runs on the machine
+            whole     e2e, torture: whole clusters
+    (then)  alone     marked so: a clock judges, or     nothing else runs on the machine
+                      hosts lose their power
     (then)  again     what failed in a heavy lane       the same
 
 Tracks run at the same time, the lanes of a track one after the other. What a lane prints is in
@@ -68,7 +69,7 @@ TRACKS = (
     (Lane("light", ("unit", "conformance", "sim", "golden"), 3, heavy=False, niceness=5),),
 )
 LANES = tuple(lane for track in TRACKS for lane in track)
-CLOCK = Lane("clock", ("ray",))
+ALONE = Lane("alone", ("ray", "e2e"))
 AGAIN = Lane("again", ())
 
 
@@ -106,7 +107,7 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     with leftovers.own_directory() as here:
         runs = run_tracks(arguments)
-        runs[CLOCK.name] = run(CLOCK, [*paths(CLOCK), "-m", "clock", *arguments])
+        runs[ALONE.name] = run(ALONE, [*paths(ALONE), "-m", "alone", *arguments])
         again = to_run_again(runs)
         second = run(AGAIN, again) if again else None
         verdict = judge(runs, second)
@@ -121,7 +122,7 @@ def run_tracks(arguments: Sequence[str]) -> dict[str, Run]:
 
     def run_track(track: tuple[Lane, ...]) -> dict[str, Run]:
         return {
-            lane.name: run(lane, [*paths(lane), "-m", "not clock", *arguments]) for lane in track
+            lane.name: run(lane, [*paths(lane), "-m", "not alone", *arguments]) for lane in track
         }
 
     with ThreadPoolExecutor(len(TRACKS)) as threads:

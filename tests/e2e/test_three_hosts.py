@@ -27,6 +27,7 @@ from tools import hosts as machines
 
 ROOT = Path(__file__).resolve().parents[2]
 ADDRESSES = {"head": "10.77.0.1", "db1": "10.77.0.2", "db2": "10.77.0.3"}
+pytestmark = pytest.mark.alone  # Ray gives a host half a minute to start
 MESSAGES = 1_000
 RMQ_TOML = """\
 cluster = "hosts"
@@ -170,7 +171,13 @@ def job(hosts: machines.Hosts, *arguments: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def started(hosts: machines.Hosts) -> dict[str, Any]:
+def sent() -> list[int]:
+    """The numbers of the messages that are stored; each test sends what comes next."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def started(hosts: machines.Hosts, sent: list[int]) -> dict[str, Any]:
     """What `rmq-ray up` says on bare hosts; messages 0 to 999 are stored then."""
     hosts.run("desk", ["ray", "get-auth-token", "--generate"], env=ENVIRONMENT)
     ray_up(hosts)
@@ -182,7 +189,15 @@ def started(hosts: machines.Hosts) -> dict[str, Any]:
         "stored": MESSAGES,
         "brokers": ["broker-a", "broker-b"],
     }
+    sent += range(MESSAGES)
     return said
+
+
+def more(sent: list[int]) -> str:
+    """The job that sends as many again."""
+    first = len(sent)
+    sent += range(first, first + MESSAGES)
+    return f"produce:{first}:{len(sent)}"
 
 
 @pytest.mark.slow
@@ -218,7 +233,7 @@ def test_ray_up_and_rmq_up_bring_masters_and_slaves_to_their_hosts_and_disks(
 
 @pytest.mark.slow
 def test_a_master_whose_host_loses_its_power_is_replaced_and_follows_when_it_is_back(
-    hosts: machines.Hosts, started: dict[str, Any]
+    hosts: machines.Hosts, started: dict[str, Any], sent: list[int]
 ) -> None:
     found = job(hosts, "plan", "scan:db1:db2")
     assert found["rows"] == MESSAGES and found["copies"] == {"broker-a": 3, "broker-b": 1}
@@ -226,7 +241,7 @@ def test_a_master_whose_host_loses_its_power_is_replaced_and_follows_when_it_is_
     processes = hosts.pids("db1")
     hosts.cut_power("db1")
     assert processes and not any(Path(f"/proc/{pid}").exists() for pid in processes)
-    after = job(hosts, f"produce:{MESSAGES}:{2 * MESSAGES}", "scan:db2")
+    after = job(hosts, more(sent), "scan:db2")
     assert after["stored"] == MESSAGES and after["scans"] == {"db2": [MESSAGES, MESSAGES]}, (
         "the dead master's splits are read at a slave"
     )
@@ -259,13 +274,13 @@ def test_a_master_whose_host_loses_its_power_is_replaced_and_follows_when_it_is_
         True,
         started["broker-a"]["0"],
     )
-    whole = job(hosts, f"produce:{2 * MESSAGES}:{3 * MESSAGES}", f"consume:{3 * MESSAGES}")
-    assert whole["numbers"] == list(range(3 * MESSAGES)) and spark_rows(hosts)[1] == 3 * MESSAGES
+    whole = job(hosts, more(sent), f"consume:{len(sent)}")
+    assert whole["numbers"] == sent and spark_rows(hosts)[1] == len(sent)
 
 
 @pytest.mark.slow
 def test_a_head_that_lost_its_power_comes_back_with_every_message(
-    hosts: machines.Hosts, started: dict[str, Any]
+    hosts: machines.Hosts, started: dict[str, Any], sent: list[int]
 ) -> None:
     hosts.cut_power("head")
     hosts.boot("head")
@@ -276,5 +291,5 @@ def test_a_head_that_lost_its_power_comes_back_with_every_message(
         started["name_servers"],
         3,
     )
-    after = job(hosts, f"produce:{3 * MESSAGES}:{4 * MESSAGES}", f"consume:{4 * MESSAGES}")
-    assert after["stored"] == MESSAGES and after["numbers"] == list(range(4 * MESSAGES))
+    after = job(hosts, more(sent), f"consume:{len(sent)}")
+    assert after["stored"] == MESSAGES and after["numbers"] == sent

@@ -167,7 +167,7 @@ def keep_the_floor() -> None:
         pytest.skip(f"a bare process takes {took_s:.2f} s to start, the floor is {FLOOR_S} s")
 
 
-@pytest.mark.clock
+@pytest.mark.alone
 def test_a_broker_takes_sends_again_within_one_and_a_half_seconds_of_kill_9(
     mq: rmq.Cluster,
 ) -> None:
@@ -194,7 +194,7 @@ def test_a_broker_takes_sends_again_within_one_and_a_half_seconds_of_kill_9(
     assert statistics.median(outages) <= MEDIAN_S and max(outages) <= WORST_S, outages
 
 
-@pytest.mark.clock
+@pytest.mark.alone
 def test_a_parked_pull_is_answered_within_five_milliseconds_of_the_arrival(mq: rmq.Cluster) -> None:
     mq.admin.create_topic("quick", queues=1)
     arrived: list[float] = []
@@ -222,7 +222,7 @@ def test_a_parked_pull_is_answered_within_five_milliseconds_of_the_arrival(mq: r
     assert statistics.median(times[10:]) <= 5.0, times
 
 
-@pytest.mark.clock
+@pytest.mark.alone
 def test_with_the_hold_service_stopped_a_pull_is_answered_a_second_after_its_deadline(
     mq: rmq.Cluster,
 ) -> None:
@@ -252,7 +252,7 @@ CROWD = 80
 """Pulls of one queue: more than the broker wakes without asking the hold service."""
 
 
-@pytest.mark.clock
+@pytest.mark.alone
 def test_many_pulls_are_woken_by_the_hold_service_and_without_it_a_second_late(
     mq: rmq.Cluster,
 ) -> None:

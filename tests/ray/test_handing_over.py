@@ -82,7 +82,7 @@ def go_on(senders: list[Numbered]) -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.clock
+@pytest.mark.alone
 def test_drained_handed_over_stopped_and_started_again_while_two_send_and_one_reads(
     trio: rmq.Cluster,
 ) -> None:
