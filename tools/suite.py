@@ -69,7 +69,7 @@ TRACKS = (
     (Lane("light", ("unit", "conformance", "sim", "golden"), 3, heavy=False, niceness=5),),
 )
 LANES = tuple(lane for track in TRACKS for lane in track)
-ALONE = Lane("alone", ("ray", "e2e"))
+ALONE = Lane("alone", ("conformance", "ray", "e2e"))
 AGAIN = Lane("again", ())
 
 
@@ -189,10 +189,14 @@ def read(lines: Sequence[str], code: int, seconds: float) -> Run:
 
 
 def to_run_again(runs: dict[str, Run]) -> list[str]:
-    """What failed in heavy lanes, unless that is too much for an accident."""
-    light = {lane.name for lane in LANES if not lane.heavy}
-    heavy = [found for name, found in runs.items() if name not in light]
-    tests = [test for found in heavy for test in found.failed if test not in found.judged]
+    """What failed of the heavy tests, unless that is too much for an accident."""
+    light = {folder for lane in LANES if not lane.heavy for folder in lane.folders}
+    tests = [
+        test
+        for found in runs.values()
+        for test in found.failed
+        if test not in found.judged and test.split("/")[1] not in light
+    ]
     return tests if len(tests) <= AGAIN_MAX else []
 
 

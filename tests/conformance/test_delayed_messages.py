@@ -38,6 +38,7 @@ def arrived(cluster: Any, topic: str) -> dict[bytes, Record]:
     return {bytes(record.body): record for record in read_log(cluster, topic).values()}
 
 
+@pytest.mark.alone
 def test_every_way_to_send_takes_a_delay_or_a_time(cluster: LiveCluster) -> None:
     begun, watch = SYSTEM_CLOCK.now_ms(), Stopwatch()
     at = datetime.now(UTC) + LATER
@@ -116,6 +117,7 @@ def test_a_message_is_taken_back_while_it_waits_by_another_producer_too(
     assert arrived(cluster, "d-recall").keys() == {b"kept", b"now"}
 
 
+@pytest.mark.alone
 def test_many_that_are_due_together_are_a_second_late_at_most(cluster: LiveCluster) -> None:
     watch = Stopwatch()
     with Producer("d-many", discovery=cluster, send_timeout_ms=20_000) as producer:

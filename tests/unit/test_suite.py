@@ -24,9 +24,9 @@ def lane(*failed: str, judged: bool = False) -> Run:
 
 
 def test_a_light_test_has_one_chance() -> None:
-    runs = {"light": lane(LIGHT), "ray": lane()}
-    assert to_run_again(runs) == []
-    assert judge(runs, None).red == {LIGHT: "no"}
+    for runs in ({"light": lane(LIGHT), "ray": lane()}, {"light": lane(), "alone": lane(LIGHT)}):
+        assert to_run_again(runs) == []
+        assert judge(runs, None).red == {LIGHT: "no"}
 
 
 def test_red_and_then_green_is_flaky_and_red_twice_is_red() -> None:
