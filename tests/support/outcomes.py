@@ -1,7 +1,7 @@
 """A plugin of pytest that writes how each test went, one JSON object a line, for ``tools.suite``.
 
     {"test": node id, "outcome": "passed" | "failed" | "skipped", "seconds": all of its phases,
-     "why": the last line of a failure, "judged": a checker of promises said so}
+     "why": the first line of a failure, "judged": a checker of promises said so}
 
 The file is named by the environment, ``OUTCOMES_TO``; without it nothing is written. A test that
 fails to be collected has a line, too. With workers (xdist) the process that leads them writes.
