@@ -29,6 +29,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -118,19 +119,27 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run_tracks(arguments: Sequence[str]) -> dict[str, Run]:
-    """All tracks at the same time; says now and then how far they are."""
+    """All tracks at the same time; says now and then how far they are. None begins a lane when
+    the run is ended from outside.
+    """
+    ended = threading.Event()
 
     def run_track(track: tuple[Lane, ...]) -> dict[str, Run]:
         return {
-            lane.name: run(lane, [*paths(lane), "-m", "not alone", *arguments]) for lane in track
+            lane.name: run(lane, [*paths(lane), "-m", "not alone", *arguments])
+            for lane in track
+            if not ended.is_set()
         }
 
     with ThreadPoolExecutor(len(TRACKS)) as threads:
         tracks = [threads.submit(run_track, track) for track in TRACKS]
-        while wait(tracks, TOLD_EVERY_S).not_done:
-            done = {lane.name: len(outcomes(lane)) for lane in LANES}
-            told = ", ".join(f"{name} {count}" for name, count in done.items())
-            print(f"{time.strftime('%T')} tests done: {told}", flush=True)
+        try:
+            while wait(tracks, TOLD_EVERY_S).not_done:
+                done = {lane.name: len(outcomes(lane)) for lane in LANES}
+                told = ", ".join(f"{name} {count}" for name, count in done.items())
+                print(f"{time.strftime('%T')} tests done: {told}", flush=True)
+        finally:
+            ended.set()
     return {name: found for track in tracks for name, found in track.result().items()}
 
 
