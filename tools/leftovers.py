@@ -132,6 +132,9 @@ def environment(place: OwnDirectory, given: Mapping[str, str]) -> dict[str, str]
         RUN: place.run,
         # thousands of short processes: without cached byte code each compiles the package anew
         "PYTHONDONTWRITEBYTECODE": "",
+        # of some hundred workers a session Ray's agent and log monitor look often at each
+        "REPORTER_UPDATE_INTERVAL_MS": "60000",
+        "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "1",
         # the titles that Ray gives its workers would overwrite their environment, RUN with it
         "SPT_NOENV": "1",
         "TMPDIR": directory,

@@ -12,30 +12,21 @@ run one after the other, and those that fail once more.
 
 from __future__ import annotations
 
-import json
-import subprocess
 import warnings
 import zipfile
-from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.brokers.open_cluster import CLUSTER, opened
-from tools import interop
+from tools import interop, rocketmq_tests
+from tools.rocketmq_tests import TIMEOUT_S
 
 THREADS = 5
 FEW = 12
-TIMEOUT_S = 500
 NOT_TESTS = {"BaseBroadCastIT", "DLedgerProduceAndConsumeIT"}
 """A base class; tests of Apache's own replicated log, which start Apache's brokers themselves."""
-FLAGS = (
-    "--add-opens=java.base/java.lang=ALL-UNNAMED",
-    "--add-opens=java.base/java.util=ALL-UNNAMED",
-    "-Dfile.encoding=UTF-8",
-)
 Test = tuple[str, str]
 """Class and method."""
 TESTS = [(name, test) for name, tests in interop.suite_tests().items() for test in tests]
@@ -49,7 +40,7 @@ pytestmark = [
 
 
 def test_the_list_names_what_junit_would_run(tmp_path: Path) -> None:
-    told = suite_runner(0, integration_tests(), tmp_path)
+    told = rocketmq_tests.run(0, integration_tests(), tmp_path)
     found = [(line["class"], line["test"]) for line in told if line["outcome"] == "listed"]
     assert sorted(found) == sorted(TESTS)
 
@@ -90,14 +81,8 @@ def failures(
 
 def outcomes(tests: list[Test], threads: int, name_server: str, folder: Path) -> dict[Test, str]:
     """Why each of the tests failed, or nothing, after a run of their classes."""
-    flags = (
-        f"-Dsuite.nameServer={name_server}",
-        f"-Dsuite.cluster={CLUSTER}",
-        "-Dsuite.broker1=broker-a",
-        "-Dsuite.broker2=broker-b",
-    )
     classes = dict.fromkeys(name for name, _ in tests)
-    told = suite_runner(threads, classes, folder, *flags)
+    told = rocketmq_tests.run(threads, classes, folder, *rocketmq_tests.where(name_server, CLUSTER))
     ended = {(line["class"], line.get("test")): line for line in told}
     return {test: _why(ended.get(test), ended.get((test[0], None))) for test in tests}
 
@@ -108,44 +93,6 @@ def _why(test: dict[str, Any] | None, of_class: dict[str, Any] | None) -> str:
     if test is None:
         return "JUnit did not tell how it ended; printed.log holds what the JVM said"
     return "" if test["outcome"] == "passed" else test["message"] or test["outcome"]
-
-
-def suite_runner(
-    threads: int, classes: Iterable[str], folder: Path, *flags: str
-) -> list[dict[str, Any]]:
-    """The lines of ``SuiteRunner``, as many as there are within ``TIMEOUT_S``. What the JVM writes
-    lies in ``folder``.
-    """
-    command = [
-        "java",
-        *interop.SHORT_LIVED,
-        *FLAGS,
-        *flags,
-        f"-Duser.home={folder}",  # where Java clients write their logs
-        f"-Djava.io.tmpdir={folder}",
-        "-XX:-UsePerfData",
-        "-cp",
-        interop.build(interop.SUITE),
-        "interop.SuiteRunner",
-        str(threads),
-    ]
-    told = folder / "told.jsonl"
-    with (
-        told.open("w") as out,
-        (folder / "printed.log").open("a") as printed,
-        suppress(subprocess.TimeoutExpired),
-    ):
-        subprocess.run(
-            command,
-            input="\n".join(classes),
-            stdout=out,
-            stderr=printed,
-            text=True,
-            cwd=folder,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-    return [json.loads(line) for line in told.read_text("utf-8").splitlines()]
 
 
 def integration_tests() -> list[str]:
