@@ -6,7 +6,7 @@
     light   light     unit, conformance, sim, golden    without Ray or JVM; beside the heavy tracks,
                                                         with less of the processor's time; a failure
                                                         is final
-    ray     ray       Ray
+    ray     ray       Ray                               two at a time
     others  interop   beside Apache RocketMQ            two at a time
             spark     Spark
             whole     e2e, torture: whole clusters
@@ -61,7 +61,7 @@ class Lane:
 
 
 TRACKS = (
-    (Lane("ray", ("ray",)),),
+    (Lane("ray", ("ray",), 2),),
     (
         Lane("interop", ("interop",), 2),
         Lane("spark", ("spark",)),
