@@ -3,10 +3,9 @@
     python -m tools.suite [arguments of pytest]
 
     track   lane      what                              how
-    light   light     unit, conformance, sim, golden    without Ray or JVM; beside the heavy tracks,
-                                                        with less of the processor's time; a failure
+    light   light     unit, conformance, sim, golden    two at a time, without Ray or JVM; a failure
                                                         is final
-    ray     ray       Ray                               two at a time
+    ray     ray       Ray
     others  interop   beside Apache RocketMQ            two at a time
             spark     Spark
             whole     e2e, torture: whole clusters
@@ -51,23 +50,22 @@ TOLD_EVERY_S = 60
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """``workers``: processes that run its tests. ``niceness``: as of the command ``nice``."""
+    """``workers``: processes that run its tests."""
 
     name: str
     folders: tuple[str, ...]
     workers: int = 1
     heavy: bool = True
-    niceness: int = 0
 
 
 TRACKS = (
-    (Lane("ray", ("ray",), 2),),
+    (Lane("ray", ("ray",)),),
     (
         Lane("interop", ("interop",), 2),
         Lane("spark", ("spark",)),
         Lane("whole", ("e2e", "torture")),
     ),
-    (Lane("light", ("unit", "conformance", "sim", "golden"), 3, heavy=False, niceness=5),),
+    (Lane("light", ("unit", "conformance", "sim", "golden"), 2, heavy=False),),
 )
 LANES = tuple(lane for track in TRACKS for lane in track)
 ALONE = Lane("alone", ("conformance", "ray", "e2e"))
@@ -148,8 +146,8 @@ def run(lane: Lane, arguments: Sequence[str]) -> Run:
     BUILD.mkdir(parents=True, exist_ok=True)
     told, printed = BUILD / f"{lane.name}.jsonl", BUILD / f"{lane.name}.log"
     told.unlink(missing_ok=True)
-    command = ["nice", "-n", str(lane.niceness), sys.executable, "-m", "pytest"]
-    command += ["-p", "tests.support.outcomes", *leftovers.basetemp(lane.name), *arguments]
+    command = [sys.executable, "-m", "pytest", "-p", "tests.support.outcomes"]
+    command += [*leftovers.basetemp(lane.name), *arguments]
     if lane.workers > 1:
         command += ["-n", str(lane.workers), "--dist", "loadfile"]
     begun = time.monotonic()
