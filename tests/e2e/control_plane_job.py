@@ -72,7 +72,7 @@ class Beats:
     def end(self) -> dict[str, Any]:
         self._end.set()
         self._thread.join(10)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while len(self.received) < self.sent and time.monotonic() < deadline:
             time.sleep(0.01)
         return {

@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.outcomes import judging
 from tests.support.waiting import eventually
 from tools import hosts as machines
 
@@ -236,15 +237,19 @@ def test_a_master_whose_host_loses_its_power_is_replaced_and_follows_when_it_is_
     hosts: machines.Hosts, started: dict[str, Any], sent: list[int]
 ) -> None:
     found = job(hosts, "plan", "scan:db1:db2")
-    assert found["rows"] == MESSAGES and found["copies"] == {"broker-a": 3, "broker-b": 1}
-    assert found["scans"] == {host: [MESSAGES, MESSAGES] for host in ("db1", "db2")}
+    assert found["copies"] == {"broker-a": 3, "broker-b": 1}
+    with judging():
+        assert found["rows"] == MESSAGES
+        assert found["scans"] == {host: [MESSAGES, MESSAGES] for host in ("db1", "db2")}
     processes = hosts.pids("db1")
     hosts.cut_power("db1")
     assert processes and not any(Path(f"/proc/{pid}").exists() for pid in processes)
     after = job(hosts, more(sent), "scan:db2")
-    assert after["stored"] == MESSAGES and after["scans"] == {"db2": [MESSAGES, MESSAGES]}, (
-        "the dead master's splits are read at a slave"
-    )
+    assert after["stored"] == MESSAGES
+    with judging():
+        assert after["scans"] == {"db2": [MESSAGES, MESSAGES]}, (
+            "the dead master's splits are read at a slave"
+        )
     elected = eventually(
         lambda: next(
             (row for row in copies(hosts, "broker-a")[1:] if row["role"] == "master"), None
@@ -275,7 +280,9 @@ def test_a_master_whose_host_loses_its_power_is_replaced_and_follows_when_it_is_
         started["broker-a"]["0"],
     )
     whole = job(hosts, more(sent), f"consume:{len(sent)}")
-    assert whole["numbers"] == sent and spark_rows(hosts)[1] == len(sent)
+    counted = spark_rows(hosts)[1]
+    with judging():
+        assert whole["numbers"] == sent and counted == len(sent)
 
 
 @pytest.mark.slow
@@ -292,4 +299,6 @@ def test_a_head_that_lost_its_power_comes_back_with_every_message(
         3,
     )
     after = job(hosts, more(sent), f"consume:{len(sent)}")
-    assert after["stored"] == MESSAGES and after["numbers"] == sent
+    assert after["stored"] == MESSAGES
+    with judging():
+        assert after["numbers"] == sent

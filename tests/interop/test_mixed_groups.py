@@ -28,6 +28,7 @@ from rmq_ray.client.pull.pull_consumer import PullConsumer
 from rmq_ray.model.ids import MessageQueue
 from tests.interop.test_client_interop import ROOT, ours
 from tests.support.brokers.open_cluster import CLUSTER, SECRET
+from tests.support.outcomes import judging
 from tests.support.waiting import eventually
 from tools import interop
 
@@ -221,7 +222,8 @@ def test_each_change_ends_in_a_split_where_every_queue_has_one_member(run: Run) 
 
 
 def test_every_message_came_at_least_once_and_each_kind_had_its_share(run: Run) -> None:
-    assert not _missing(run)
+    with judging():
+        assert not _missing(run)
     for group in GROUPS:
         shares = [sum(row["group"] == group for row in member.got) for member in run.members]
         assert len(shares) == 4 and all(share > 10 for share in shares), shares
@@ -229,11 +231,12 @@ def test_every_message_came_at_least_once_and_each_kind_had_its_share(run: Run) 
 
 def test_ordered_queues_stay_in_order_over_every_change_of_hands(run: Run) -> None:
     following: dict[int, int] = defaultdict(int)
-    for row in run.rows("ordered"):
-        assert row["offset"] <= following[row["queue"]], "something in front was passed over"
-        following[row["queue"]] = max(following[row["queue"]], row["offset"] + 1)
+    with judging():
+        for row in run.rows("ordered"):
+            assert row["offset"] <= following[row["queue"]], "something in front was passed over"
+            following[row["queue"]] = max(following[row["queue"]], row["offset"] + 1)
+        assert sum(following.values()) == sum(len(found) for found in run.sent["Ordered"].values())
     repeats = len(run.rows("ordered")) - sum(following.values())
-    assert sum(following.values()) == sum(len(found) for found in run.sent["Ordered"].values())
     assert repeats <= 3 * QUEUES, "only what was in hand at a kill comes again"
 
 

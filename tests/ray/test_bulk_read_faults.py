@@ -14,6 +14,7 @@ import rmq_ray as rmq
 from rmq_ray.actors import gateway
 from rmq_ray.client.scan.scan_plan import ScanPlan, plan_scan
 from tests.support.clients.bulk_reading import elsewhere, offsets, table_of
+from tests.support.outcomes import judging
 from tests.support.waiting import eventually
 
 COUNT = 300
@@ -41,14 +42,16 @@ def test_reading_right_behind_kill_9_waits_for_the_broker_and_lacks_nothing(
     late = plan(mq, "both")
     expected = {(queue.broker_name, 0): list(range(COUNT)) for queue in queues}
     for one in (early, late, elsewhere(early), elsewhere(late)):
-        assert offsets(table_of(one)) == expected
+        with judging():
+            assert offsets(table_of(one)) == expected
 
 
 def test_a_topic_can_be_read_as_soon_as_its_first_send_was_acknowledged(mq: rmq.Cluster) -> None:
     with rmq.Producer(cluster=mq.name) as p:
         for number in range(5):
             p.send(f"just-made-{number}", b"x")
-            assert plan(mq, f"just-made-{number}").rows == 1
+            with judging():
+                assert plan(mq, f"just-made-{number}").rows == 1
 
 
 def test_a_cluster_that_does_not_run_cannot_be_read() -> None:

@@ -24,6 +24,7 @@ import rmq_ray as rmq
 from tests.support.brokers.tiny_cluster import FixedDiscovery
 from tests.support.clients.collecting import Collector
 from tests.support.faults.chaos import Acknowledged, SendingThread, check_log, read_log
+from tests.support.outcomes import judging
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
@@ -49,6 +50,7 @@ def ends_of(mq: rmq.Cluster, topic: str) -> dict[rmq.MessageQueue, int]:
     return {queue: stats.max_offset for queue, stats in mq.admin.topic_stats(topic).items()}
 
 
+@judging()
 def check_offsets(mq: rmq.Cluster, group: str, topic: str, collectors: list[Collector]) -> None:
     """Everything below a committed offset was delivered."""
     rows = mq.admin.group_lag(group)
@@ -218,7 +220,8 @@ def test_the_queues_of_a_consumer_that_is_killed_or_stopped_move_and_nothing_is_
         ("broker-a", int(queue_id), int(offset))
         for queue_id, offset in (line.split() for line in output[:-1])
     }
-    assert set(collector.places) | theirs == log.keys()
+    with judging():
+        assert set(collector.places) | theirs == log.keys()
     assert theirs and set(collector.places) - theirs
 
 

@@ -22,6 +22,7 @@ import pytest
 
 import rmq_ray as rmq
 from tests.support.clients.collecting import Collector
+from tests.support.outcomes import judging
 from tests.support.waiting import eventually
 
 
@@ -97,11 +98,12 @@ def check_nothing_lost(sender: Sender, collector: Collector) -> None:
     stored = {
         place: int(body) for place, body in zip(collector.places, collector.bodies, strict=True)
     }
-    assert all(
-        stored[(r.queue.broker_name, r.queue.queue_id, r.queue_offset)] == number
-        for number, r in sender.acknowledged
-    )
-    assert max(Counter(stored.values()).values()) == 1
+    with judging():
+        assert all(
+            stored.get((r.queue.broker_name, r.queue.queue_id, r.queue_offset)) == number
+            for number, r in sender.acknowledged
+        )
+        assert max(Counter(stored.values()).values()) == 1
 
 
 @pytest.mark.parametrize("role", ["broker-a/0", "broker-a/hold", "name-server-0", "controller"])
@@ -293,9 +295,11 @@ def test_a_broker_that_hangs_is_killed_by_the_controller_and_comes_back(mq: rmq.
     with rmq.Producer(cluster=mq.name, send_timeout_ms=60_000) as p:
         p.send("hang", b"before")
         os.kill(pid, signal.SIGSTOP)
-        assert p.send("hang", b"after", timeout=60).queue_offset == 1
+        after = p.send("hang", b"after", timeout=60)
     assert pid_of(mq, "broker-a/0") != pid
-    assert mq.admin.describe_topic("hang")[0]["max_offset"] == 2
+    with judging():
+        assert after.queue_offset == 1
+        assert mq.admin.describe_topic("hang")[0]["max_offset"] == 2
 
 
 def test_clients_with_a_route_go_on_while_the_name_server_is_dead(

@@ -15,6 +15,7 @@ import pytest
 
 import rmq_ray as rmq
 from rmq_ray import data as mqd
+from tests.support.outcomes import judging
 
 
 def rows(number: int, count: int = 3) -> dict[str, Any]:
@@ -116,5 +117,6 @@ def test_every_batch_is_learnt_from_once_while_actors_trainer_and_broker_are_kil
     def kill_broker() -> None:
         os.kill(mq.status()["broker-a/0"]["pid"], signal.SIGKILL)
 
-    learnt, lives = replay_buffer.main(mq.name, fault=kill_broker)
+    with judging():
+        learnt, lives = replay_buffer.main(mq.name, fault=kill_broker)
     assert learnt >= replay_buffer.STEPS and lives >= 2

@@ -13,6 +13,7 @@ import pytest
 
 import rmq_ray as rmq
 from rmq_ray import spark as mqs
+from tests.support.outcomes import judging
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Exception ignored in. <socket"
@@ -31,21 +32,22 @@ def test_a_read_of_150_mb_leaves_the_drivers_memory_as_it_was(
         for _ in range(TIMES):
             p.send_arrow("many", table, body="body")
     del table
-    assert total(session, mq) == ROWS * TIMES * SIZE
+    check_all_is_read(session, mq)
     before = driver_bytes(session)
     for _ in range(2):
-        assert total(session, mq) == ROWS * TIMES * SIZE
+        check_all_is_read(session, mq)
     assert driver_bytes(session) - before < GROWTH_MAX
 
 
-def total(session: Any, mq: rmq.Cluster) -> int:
-    """Bytes of all bodies, each of which goes through a worker and the executor."""
+@judging()
+def check_all_is_read(session: Any, mq: rmq.Cluster) -> None:
+    """The bytes of all bodies, each of which goes through a worker and the executor."""
     row: Any = (
         mqs.read_topic(session, "many", columns=["body"], cluster=mq.name)
         .selectExpr("sum(length(body)) as bytes")
         .first()
     )
-    return int(row["bytes"])
+    assert int(row["bytes"]) == ROWS * TIMES * SIZE
 
 
 def driver_bytes(session: Any) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import rmq_ray as rmq
+from tests.support.outcomes import judging
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Exception ignored in. <socket"
@@ -26,7 +27,9 @@ def test_departures_are_counted_by_the_hour_and_written_back(session: Any, mq: r
         + "-"
         + flights["time_hour"].str.slice(11, 13)
     )
-    assert flights_hourly.main(mq.name, session) == hours.value_counts().to_dict()
+    counted = flights_hourly.main(mq.name, session)
+    with judging():
+        assert counted == hours.value_counts().to_dict()
 
 
 def test_ray_train_learns_each_row_once_though_a_worker_is_killed(
@@ -35,7 +38,8 @@ def test_ray_train_learns_each_row_once_though_a_worker_is_killed(
     from examples import training
 
     rows, weights = training.main(mq.name, session, kill=True)
-    assert rows == training.HISTORY + training.FRESH
+    with judging():
+        assert rows == training.HISTORY + training.FRESH
     assert max(abs(weights - training.WEIGHTS)) < 0.02
     assert {row["lag"] for row in mq.admin.group_lag("trainers")} == {0}
 
@@ -47,9 +51,10 @@ def test_a_topic_goes_through_spark_into_a_topic_each_row_once_though_the_driver
 ) -> None:
     from examples import spark_round_trip
 
-    killed_at, found = spark_round_trip.main(mq.name)
+    with judging():
+        killed_at, found = spark_round_trip.main(mq.name)
+        assert len(found) == spark_round_trip.ROWS
     assert 0 < killed_at < spark_round_trip.ROWS, "in the middle"
-    assert len(found) == spark_round_trip.ROWS
     assert {row["lag"] for row in mq.admin.group_lag(spark_round_trip.GROUP)} == {0}
     assert spark_round_trip.GROUP in mq.admin.groups()
 
@@ -58,7 +63,9 @@ def test_a_span_of_time_is_replayed_into_a_table_and_a_topic(session: Any, mq: r
     from examples import replay
 
     bad = len(replay.BAD)
-    assert replay.main(mq.name, session) == (bad, bad, sum(replay.BAD))
+    found = replay.main(mq.name, session)
+    with judging():
+        assert found == (bad, bad, sum(replay.BAD))
 
 
 def test_nightly_batches_and_a_loop_over_batches_agree_though_a_night_failed(
@@ -66,12 +73,11 @@ def test_nightly_batches_and_a_loop_over_batches_agree_though_a_night_failed(
 ) -> None:
     from examples import warehouse
 
-    nights, totals = warehouse.main(mq.name, session)
-    assert nights == [
-        2 * warehouse.ORDERS // warehouse.NIGHTS,
-        warehouse.ORDERS // warehouse.NIGHTS,
-    ]
-    assert totals == {
-        shop: sum(n % 50 for n in range(warehouse.ORDERS) if n % 2 == odd)
-        for odd, shop in enumerate(("web", "app"))
-    }
+    each = warehouse.ORDERS // warehouse.NIGHTS
+    with judging():
+        nights, totals = warehouse.main(mq.name, session)
+        assert nights == [2 * each, each]
+        assert totals == {
+            shop: sum(n % 50 for n in range(warehouse.ORDERS) if n % 2 == odd)
+            for odd, shop in enumerate(("web", "app"))
+        }

@@ -23,6 +23,7 @@ from rmq_ray.errors import OffsetOutOfRange, TopicNotFound
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import Message
 from tests.support.brokers.live_cluster import CLUSTER, SECRET, LiveCluster
+from tests.support.outcomes import judging
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Exception ignored in. <socket"
@@ -94,11 +95,11 @@ class Reader:
         assert query.await_termination(WAIT_S)
         return sorted(rows), query.rows_lost
 
-    def both(self, **settings: Any) -> tuple[list[int], int]:
+    def check_both(self, offsets: list[int], lost: int, **settings: Any) -> None:
         """The same from either."""
-        found = self.frame(**settings)
-        assert self.loop(**settings) == found
-        return found
+        frame, loop = self.frame(**settings), self.loop(**settings)
+        with judging():
+            assert frame == loop == (offsets, lost)
 
     def both_refuse(self, kind: type[Exception], message: str) -> None:
         """With an error of this kind."""
@@ -125,7 +126,7 @@ def reader(
     admin.create_topic(topic, queues=1)
     send(live, topic, 20)
     made = Reader(session, live, topic, tmp_path)
-    assert made.both() == (list(range(20)), 0)
+    made.check_both(list(range(20)), 0)
     return made
 
 
@@ -149,8 +150,8 @@ def test_retention_that_overtook_a_checkpoint_is_an_error_or_the_rest_is_counted
         OffsetOutOfRange,
         r"offset 20 of .*retention has removed what lay before; say fail_on_data_loss=False",
     )
-    assert reader.both(fail_on_data_loss=False) == (list(range(low, 60)), low - 20)
-    assert reader.both() == ([], 0), "the stream has gone on, and is whole again"
+    reader.check_both(list(range(low, 60)), low - 20, fail_on_data_loss=False)
+    reader.check_both([], 0)  # the stream has gone on, and is whole again
 
 
 @pytest.mark.parametrize("reader", ["cut"], indirect=True)
@@ -172,8 +173,8 @@ def test_a_checkpoint_of_an_epoch_whose_end_was_lost_never_reads_other_messages_
         "lost the end of its log; messages from offset 15 on are others now; say "
         "fail_on_data_loss=False",
     )
-    assert reader.both(fail_on_data_loss=False) == (list(range(15, 25)), 5)
-    assert reader.both() == ([], 0)
+    reader.check_both(list(range(15, 25)), 5, fail_on_data_loss=False)
+    reader.check_both([], 0)
 
 
 @pytest.mark.parametrize("reader", ["anew"], indirect=True)
@@ -189,4 +190,4 @@ def test_a_topic_that_is_deleted_ends_a_stream_and_one_made_anew_is_told_or_read
         r"offset 20 of .*it has \[0, 5\): there is no such message \(a wrong offset, or the "
         r"topic was made anew\)",
     )
-    assert reader.both(fail_on_data_loss=False) == (list(range(5)), 0)
+    reader.check_both(list(range(5)), 0, fail_on_data_loss=False)

@@ -13,9 +13,12 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from tests.support.waiting import StoodStill
 
 OUTCOMES_TO = "RMQ_RAY_OUTCOMES"
 WHY_CHARS = 300
@@ -25,6 +28,20 @@ class Violation(AssertionError):
     """A checker of promises found one broken: lost, twice, out of order. No test that fails with it
     is given a second chance.
     """
+
+
+@contextmanager
+def judging() -> Iterator[None]:
+    """Makes an assertion that fails inside a ``Violation`` of the same words; a wait that stood
+    still stays what it is. It belongs around comparisons of what was acknowledged with what is
+    stored or was delivered, where nothing may be merely late, and decorates helpers that compare.
+    """
+    try:
+        yield
+    except (Violation, StoodStill):
+        raise
+    except AssertionError as error:
+        raise Violation(str(error)) from error
 
 
 def pytest_configure(config: pytest.Config) -> None:

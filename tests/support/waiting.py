@@ -51,6 +51,10 @@ async def eventually_async(
     return value
 
 
+class StoodStill(AssertionError):
+    """What was waited for did not come; it may only be late."""
+
+
 class _Patience:
     def __init__(self, timeout_s: float, moved: Callable[[], object] | None) -> None:
         self._timeout_s = timeout_s
@@ -59,13 +63,13 @@ class _Patience:
         self._since = time.monotonic()
 
     def check(self, value: object) -> None:
-        """Raises ``AssertionError`` after a standstill."""
+        """Raises ``StoodStill`` after a standstill."""
         seen = (value, self._moved()) if self._moved is not None else value
         now = time.monotonic()
         if seen != self._seen:
             self._seen, self._since = seen, now
         elif now - self._since > self._timeout_s:
-            raise AssertionError(
+            raise StoodStill(
                 f"not true, and nothing moved for {self._timeout_s:g} s: {value!r}\n{_told()}"
             )
 

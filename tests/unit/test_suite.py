@@ -60,11 +60,19 @@ def test_a_pytest_that_broke_is_red() -> None:
 
 CASES = """
     import pytest
-    from tests.support.outcomes import Violation
+    from tests.support.outcomes import Violation, judging
+    from tests.support.waiting import eventually
+
+    @judging()
+    def check(offsets): assert offsets == [0, 1]
 
     def test_passes(): pass
     def test_fails(): assert 1 == 2
     def test_is_judged(): raise Violation("lost: 1")
+    def test_has_a_gap(): check([0, 2])
+    def test_stands_still():
+        with judging():
+            eventually(list, timeout_s=0)
     @pytest.mark.skip
     def test_is_skipped(): pass
     @pytest.fixture
@@ -88,13 +96,23 @@ def told(
 
 def test_the_plugin_writes_how_each_test_went(told: list[str]) -> None:
     found = read(told, 1, 2.0)
-    assert found.outcomes == {"passed": 1, "skipped": 1, "failed": 4} and not found.broken
+    assert found.outcomes == {"passed": 1, "skipped": 1, "failed": 6} and not found.broken
     assert {test.rpartition(":")[2] for test in found.failed} == {
-        "test_broken.py", "test_fails", "test_is_judged", "test_ends_badly",
+        "test_broken.py", "test_fails", "test_is_judged", "test_has_a_gap", "test_stands_still",
+        "test_ends_badly",
     }  # fmt: skip
-    assert found.judged == {"test_it.py::test_is_judged"}
+    assert found.judged == {"test_it.py::test_is_judged", "test_it.py::test_has_a_gap"}
+    assert "Violation: assert [0, 2] == [0, 1]" in found.failed["test_it.py::test_has_a_gap"]
     assert found.failed["test_it.py::test_ends_badly"] == "ValueError: left open"
     assert issubclass(Violation, AssertionError)
+
+
+def test_what_failed_while_judging_stands_and_a_wait_inside_runs_again(told: list[str]) -> None:
+    runs = {"ray": read([line.replace('"test_', '"tests/ray/test_') for line in told], 1, 2.0)}
+    gap, still = (f"tests/ray/test_it.py::test_{name}" for name in ("has_a_gap", "stands_still"))
+    again, verdict = to_run_again(runs), judge(runs, lane())
+    assert gap not in again and gap in verdict.red
+    assert still in again and still in verdict.flaky
 
 
 def test_a_run_is_read_from_what_its_own_pytest_wrote(capfd: pytest.CaptureFixture[str]) -> None:

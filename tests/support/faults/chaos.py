@@ -21,6 +21,7 @@ from rmq_ray.errors import RmqError, SendError, SendUnknown
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import SendResult, SendStatus
 from rmq_ray.ports import Discovery
+from tests.support.outcomes import judging
 
 CHUNK_BYTES = 1 << 20
 Place = tuple[str, int, int]
@@ -120,6 +121,7 @@ def read_log(discovery: Discovery, topic: str) -> dict[Place, Record]:
     return found
 
 
+@judging()
 def check_log(
     log: dict[Place, Record], acknowledged: Acknowledged, ends: dict[MessageQueue, int]
 ) -> None:
