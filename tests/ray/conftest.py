@@ -59,12 +59,22 @@ def start(tmp_path: Path) -> Iterator[Callable[..., rmq.Cluster]]:
                 raise
 
 
+@pytest.fixture(scope="session")
+def mq(ray_here: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[rmq.Cluster]:
+    """A cluster that all tests of this folder share; they must neither kill nor change it."""
+    yield from cluster_of_many(tmp_path_factory)
+
+
 @pytest.fixture(scope="module")
-def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[rmq.Cluster]:
-    """A cluster that all tests of a module share; they must not kill it."""
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[rmq.Cluster]:
+    """A cluster of the tests of one module, which may."""
+    yield from cluster_of_many(tmp_path_factory)
+
+
+def cluster_of_many(directories: pytest.TempPathFactory) -> Iterator[rmq.Cluster]:
     cluster = rmq.start(
         f"shared{next(_numbers)}",
-        store_path=str(tmp_path_factory.mktemp("store")),
+        store_path=str(directories.mktemp("store")),
         store_settings=SMALL,
     )
     witnesses[cluster.name] = cluster.status

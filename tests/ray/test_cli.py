@@ -93,6 +93,12 @@ class Cli(Program):
 
 
 @pytest.fixture(scope="module")
+def mq(own: rmq.Cluster) -> rmq.Cluster:
+    """Some of these tests change it."""
+    return own
+
+
+@pytest.fixture(scope="module")
 def cli(mq: rmq.Cluster) -> Cli:
     return Cli("--address", ray.get_runtime_context().gcs_address, "--cluster", mq.name)
 

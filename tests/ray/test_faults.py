@@ -13,7 +13,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -27,15 +27,9 @@ from tests.support.waiting import eventually
 
 
 @pytest.fixture(scope="module")
-def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[rmq.Cluster]:
-    """One cluster that these tests kill parts of."""
-    cluster = rmq.start(
-        f"faults{uuid.uuid4().hex[:6]}",
-        store_path=str(tmp_path_factory.mktemp("store")),
-        store_settings={"segment_bytes": 64 << 20},
-    )
-    yield cluster
-    cluster.stop()
+def mq(own: rmq.Cluster) -> rmq.Cluster:
+    """These tests kill parts of it."""
+    return own
 
 
 def pid_of(mq: rmq.Cluster, actor: str) -> int:
