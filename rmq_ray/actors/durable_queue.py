@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -28,7 +29,8 @@ from ray.util.queue import Empty, Full
 from rmq_ray.actors.access_keys import SecretKey
 from rmq_ray.actors.discovery import discovery_for
 from rmq_ray.client.admin.admin import Admin
-from rmq_ray.client.pop.receipts import ReceivedMessage
+from rmq_ray.client.pop.patience import Patience, abandonable
+from rmq_ray.client.pop.receipts import ReceivedMessage, give_back_messages
 from rmq_ray.client.pop.simple_consumer import MESSAGES_MAX, SimpleConsumer
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.clock import SYSTEM_CLOCK
@@ -36,7 +38,6 @@ from rmq_ray.codec.values import BYTES, MSGPACK, TABLE, TENSOR, decode, encode
 from rmq_ray.config import Tls
 from rmq_ray.errors import (
     AdminError,
-    BodyUnreadable,
     ClientError,
     ConfigError,
     GroupNotFound,
@@ -123,6 +124,8 @@ class Queue:
         check_group(name)
         self.prefetch = prefetch
         self._ahead: deque[ReceivedMessage] = deque()
+        self._undelivered: deque[Any] = deque()
+        """Items that are taken and whose getter was cancelled just then."""
         self._ahead_until_ms = 0.0
         self.name, self.maxsize, self._pickle, self._discovery = name, maxsize, pickle, discovery
         self._lock = threading.Lock()
@@ -200,28 +203,37 @@ class Queue:
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
         """The oldest item; it is nobody else's then. Waits for one: ``timeout`` seconds, None = for
-        ever, ``block=False`` = not at all; then ``Empty``.
+        ever, ``block=False`` = not at all; then ``Empty``. One that is interrupted takes nothing.
         """
-        wait_s, consumer = _seconds(block, timeout), self._connected().consumer
+        return self._get(_seconds(block, timeout), Patience())
+
+    def _get(self, wait_s: float, patience: Patience) -> Any:
+        consumer = self._connected().consumer
         end_ms = SYSTEM_CLOCK.monotonic_ms() + wait_s * 1_000
-        while True:  # ends: with an item, or when the time is over
+        while True:  # ends: with an item, when the time is over, or the wait is given up
+            with suppress(IndexError):
+                return self._undelivered.popleft()
             if self.prefetch and (ahead := self._next_ahead(1)):
                 return self._taken(ahead)[0]
             left_s = max(0.0, end_ms - SYSTEM_CLOCK.monotonic_ms()) / 1_000
             found = consumer.receive(
-                max(1, self.prefetch), invisible=TAKEN_S, wait=min(left_s, WAIT_S)
+                max(1, self.prefetch),
+                invisible=TAKEN_S,
+                wait=min(left_s, WAIT_S),
+                patience=patience,
             )
             if found:
                 self._keep_ahead(found[1:])
                 return self._taken(found[:1])[0]
-            if left_s <= WAIT_S:
+            if left_s <= WAIT_S or patience.over:
                 raise Empty
 
     async def get_async(self, block: bool = True, timeout: float | None = None) -> Any:
-        """The same for an event loop. One that is cancelled goes on in its thread: use a
-        ``timeout``.
+        """The same for an event loop. One that is cancelled takes nothing; what it had taken just
+        then is what this handle gets next.
         """
-        return await asyncio.to_thread(self.get, block, timeout)
+        wait_s = _seconds(block, timeout)
+        return await abandonable(partial(self._get, wait_s), late=self._undelivered.append)
 
     def get_nowait(self) -> Any:
         """``get`` that does not wait."""
@@ -240,8 +252,7 @@ class Queue:
             wanted = min(MESSAGES_MAX, num_items - len(found))
             more = consumer.receive(wanted, invisible=TAKEN_S, wait=0)
             if not more:  # another one was quicker
-                for message in found:
-                    message.nack()
+                give_back_messages(found)
                 raise Empty(f"{self!r} has fewer than {num_items} items")
             found += more
         return self._taken(found) if found else []
@@ -319,11 +330,10 @@ class Queue:
         """Their values, once the broker knows that they are taken."""
         try:
             values = [self._value(message) for message in found]
-        except (BodyUnreadable, ClientError):
-            for message in found:
-                message.nack()
+            self._connected().consumer.ack_all(found, wait=not self.prefetch)
+        except BaseException:  # also interrupted: what is not taken yet is somebody else's
+            give_back_messages(found)
             raise
-        self._connected().consumer.ack_all(found, wait=not self.prefetch)
         return values
 
     def _lag(self) -> tuple[dict[str, Any] | None, int]:

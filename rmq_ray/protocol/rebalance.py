@@ -20,6 +20,7 @@ from enum import Enum
 from operator import attrgetter
 
 from rmq_ray.errors import ClientError
+from rmq_ray.guard import attempt
 from rmq_ray.model.groups import ConsumeFromWhere, MessageModel
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.topics import RETRY_PREFIX
@@ -48,7 +49,7 @@ class Allotment:
 
     outcome: AllotmentOutcome
     queues: frozenset[MessageQueue] = frozenset()
-    error: Exception | None = None
+    error: BaseException | None = None
 
     @property
     def settled(self) -> bool:
@@ -90,8 +91,8 @@ def allot(
     had.
 
     Broadcasting: every queue. Clustering: both lists are sorted, so that all consumers see the
-    same, and the strategy divides. One that raises, or answers something else than queues of the
-    topic, changes nothing.
+    same, and the strategy divides. One that raises or exits, or answers something else than queues
+    of the topic, changes nothing.
     """
     if not queues:
         return Allotment(AllotmentOutcome.NO_QUEUES)
@@ -99,13 +100,8 @@ def allot(
         return Allotment(AllotmentOutcome.ALLOTTED, frozenset(queues))
     if not client_ids:
         return Allotment(AllotmentOutcome.NO_CONSUMERS)
-    try:
-        ordered = sorted(queues, key=_ORDER)
-        share = frozenset(
-            member.strategy.allocate(member.group, member.client_id, ordered, sorted(client_ids))
-        )
-        _check_share(share, ordered, member.strategy.name)
-    except Exception as error:  # noqa: BLE001
+    share, error = attempt(_share, member, sorted(queues, key=_ORDER), sorted(client_ids))
+    if error is not None:
         return Allotment(AllotmentOutcome.STRATEGY_FAILED, error=error)
     return Allotment(AllotmentOutcome.ALLOTTED, share)
 
@@ -183,6 +179,17 @@ def divided_threshold(topic_threshold: int, queues: int, otherwise: int) -> int:
     (333, 1, 77)
     """
     return otherwise if topic_threshold == -1 or queues == 0 else max(1, topic_threshold // queues)
+
+
+def _share(
+    member: Membership, ordered: Sequence[MessageQueue], client_ids: Sequence[str]
+) -> frozenset[MessageQueue]:
+    """What the strategy gives. Raises what it raises."""
+    strategy = member.strategy
+    given = strategy.allocate(member.group, member.client_id, ordered, client_ids)
+    share = frozenset(given)
+    _check_share(share, ordered, strategy.name)
+    return share
 
 
 def _check_share(

@@ -19,6 +19,7 @@ from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.client.pop.simple_consumer import SimpleConsumer
 from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.errors import RmqError, TaskTimedOut
+from rmq_ray.guard import attempt
 from rmq_ray.serve.handlers import Cancel, TaskHandlers
 from rmq_ray.serve.result_store import ResultStore
 from rmq_ray.serve.revocations import Revocations
@@ -104,12 +105,11 @@ class OrderedWorker:
     def _listen(self, messages: list[MessageExt], ctx: OrderlyContext) -> Any:
         (message,) = messages
         settings = self._settings
-        try:
-            task = decode_task(message.body, settings.adapter.pickle)
-        except RmqError as error:
+        task, fault = attempt(decode_task, message.body, settings.adapter.pickle)
+        if fault is not None:
             keys = message.keys
             key = (keys[0] if keys else message.message_id), message.born_ms
-            self._bury(message, key, 1, unreadable(error))
+            self._bury(message, key, 1, unreadable(fault))
             return SUCCESS
         key = task.id, task.created_ms
         if task.id in self._revocations:

@@ -25,6 +25,7 @@ import ray.cloudpickle
 
 from rmq_ray.codec import values
 from rmq_ray.errors import BodyUnreadable, ClientError, TaskError, TaskNotEncodable
+from rmq_ray.guard import why
 
 VERSION = 1
 TABLE, TENSOR, TUPLE, PICKLE = 1, 2, 3, 4
@@ -156,12 +157,7 @@ def standing(records: Iterable[TaskRecord]) -> TaskRecord | None:
 
 def reason(error: BaseException) -> str:
     """As it stands in results, dead letters and the log; never raises."""
-    try:
-        text = str(error)
-    except Exception:  # noqa: BLE001 - a handler's own class may do anything
-        text = "(its text cannot be had)"
-    whole = f"{type(error).__name__}: {text}"[:REASON_MAX]
-    return whole.encode("utf-8", "backslashreplace").decode()
+    return why(error)[:REASON_MAX].encode("utf-8", "backslashreplace").decode()
 
 
 def _pack(parts: list[Any], pickle: bool, what: str, name: str) -> bytes:

@@ -25,6 +25,7 @@ from rmq_ray.client.pop.receipts import ReceivedMessage
 from rmq_ray.client.pop.simple_consumer import MESSAGES_MAX, SimpleConsumer
 from rmq_ray.clock import Clock
 from rmq_ray.errors import ReceiptStale, RmqError, TaskTimedOut
+from rmq_ray.guard import attempt
 from rmq_ray.serve.handlers import TaskHandlers
 from rmq_ray.serve.result_store import ResultStore
 from rmq_ray.serve.revocations import Revocations
@@ -221,20 +222,19 @@ class TaskWorker:
             surplus = self._alive > self._concurrency + self._hung
             self._alive -= surplus
         if mine:
-            try:
-                self._carry_out(held, verdict)
-            except Exception as error:  # noqa: BLE001 - it comes again; this thread takes the next
-                self._let_go(held, error)
+            _, fault = attempt(self._carry_out, held, verdict)
+            if fault is not None:  # it comes again; this thread takes the next
+                self._let_go(held, fault)
         else:
             log.warning("task %s ended after its time: its result is dropped", held.key[0])
         return not surplus
 
     def _verdict(self, held: Held) -> TaskVerdict:
         settings = self._settings
-        try:
-            held.task = task = decode_task(held.message.body, settings.adapter.pickle)
-        except RmqError as error:
-            return unreadable(error)
+        task, fault = attempt(decode_task, held.message.body, settings.adapter.pickle)
+        if fault is not None:
+            return unreadable(fault)
+        held.task = task
         if self._is_revoked(held, task):
             return TaskVerdict(TaskOutcome.REVOKED)
         if held.tries > settings.retries_max + 1 + LOSSES_MAX:
@@ -339,8 +339,8 @@ class TaskWorker:
         self._forget(held)
         return False
 
-    def _let_go(self, held: Held, error: Exception) -> None:
-        log.warning("task %s comes again when its lease ends: %s", held.key[0], error)
+    def _let_go(self, held: Held, error: BaseException) -> None:
+        log.warning("task %s comes again when its lease ends: %s", held.key[0], reason(error))
         self._forget(held)
 
     def _forget(self, held: Held) -> None:

@@ -52,7 +52,7 @@ def judge(error: BaseException, tries: int, retries_max: float) -> TaskVerdict:
     return TaskVerdict(action, why=reason(error))
 
 
-def unreadable(error: Exception) -> TaskVerdict:
+def unreadable(error: BaseException) -> TaskVerdict:
     """Of a body that is no task."""
     return TaskVerdict(TaskOutcome.UNPROCESSABLE, why=reason(error))
 

@@ -28,6 +28,7 @@ from rmq_ray.client.scan.partition_sink import WriteTarget, write_queues
 from rmq_ray.client.sending.arrow_columns import Columns
 from rmq_ray.config import Tls
 from rmq_ray.errors import SparkError
+from rmq_ray.guard import attempt, tell_failure
 from rmq_ray.protocol.validators import check_bulk_topic
 
 if TYPE_CHECKING:
@@ -239,10 +240,9 @@ class _Progress:
         over = False
         while not over:  # ends: with the job
             over = self._over.wait(PROGRESS_S)
-            try:
-                self._tell(int(self._counted.value))
-            except Exception:  # the caller's function; rows go on
-                log.exception("progress could not be told, and is told no more")
+            _, error = attempt(self._tell, int(self._counted.value))
+            if error is not None:
+                tell_failure(log, "progress=", error, "rows go on, it is told no more")
                 return
 
 

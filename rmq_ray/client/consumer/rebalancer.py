@@ -31,6 +31,7 @@ from rmq_ray.client.consumer.consumer_parts import ConsumerParts, is_retry_topic
 from rmq_ray.client.consumer.offset_store import ReadOffset
 from rmq_ray.client.consumer.queue_leases import QueueLeases
 from rmq_ray.errors import RemotingError, RmqError
+from rmq_ray.guard import tell_failure
 from rmq_ray.model.groups import ConsumeFromWhere
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.protocol.rebalance import (
@@ -160,9 +161,10 @@ class Rebalancer:
                 if now >= clean_at:
                     clean_at = now + clean_every_ms
                     self._clean()
-            except Exception:
-                log.exception("rebalance of group %s failed", self._parts.group)
+            except BaseException as error:  # noqa: BLE001 - no other thread would take queues
                 rebalance_at = now + UNBALANCED_MS
+                kind = f"rebalance of group {self._parts.group}"
+                tell_failure(log, kind, error, f"once more in {UNBALANCED_MS} ms")
 
     def _wait_until(self, due_ms: float) -> bool:
         """True when there is something to do, False when stopping."""
@@ -239,12 +241,9 @@ class Rebalancer:
 
     def _explain(self, topic: str, allotment: Allotment) -> None:
         if allotment.outcome is AllotmentOutcome.STRATEGY_FAILED:
-            log.error(
-                "allocation strategy %s failed for topic %s; queues stay as they are",
-                self._member.strategy.name,
-                topic,
-                exc_info=allotment.error,
-            )
+            assert allotment.error is not None
+            kind = f"allocation strategy {self._member.strategy.name} for topic {topic}"
+            tell_failure(log, kind, allotment.error, "queues stay as they are")
         elif not is_retry_topic(topic) and self._is_time_to_say(topic):
             unknown = self._parts.client.routes.route(topic) is None
             log.warning(

@@ -25,6 +25,7 @@ from collections.abc import Callable
 
 from rmq_ray.clock import Clock
 from rmq_ray.errors import ClientError
+from rmq_ray.guard import guarded
 
 IDLE_WAIT_MS = 500.0
 CALLS_WAIT_MS = 1_000.0  # the same, of calls that happen once
@@ -120,10 +121,7 @@ class ClientTimers:
     def run_due(self) -> None:
         """Run everything that is due now, each once, in the order of its time."""
         for name, action in self._take_due():
-            try:
-                action()
-            except Exception as error:  # noqa: BLE001 - one failing action must not end the others
-                log.warning("%s: %s failed, next time again: %r", self._name, name, error)
+            guarded(log, f"{self._name}: {name}", action, then="the others go on")
 
     def _take_due(self) -> list[tuple[str, Callable[[], None]]]:
         now = self._clock.monotonic_ms()
@@ -195,10 +193,7 @@ class DelayedCalls:
         done = 0
         while (call := self._take()) is not None:
             done += 1
-            try:
-                call()
-            except Exception as error:  # noqa: BLE001 - one failing call must not end the others
-                log.warning("%s: a delayed call failed: %r", self._name, error)
+            guarded(log, f"{self._name}: a delayed call", call, then="the others go on")
         return done
 
     def close(self, timeout_ms: int = 3_000) -> None:

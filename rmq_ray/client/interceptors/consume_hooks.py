@@ -8,10 +8,11 @@ that take out messages which its own code does not want (protocol-behaviour 15, 
     PushConsumer(..., filters=[lambda message: message.properties.get("region") == "eu"])
 
 Decides which status a call had, and what the listener sees. Hooks see and measure; they change
-nothing: what one raises is logged, and consumption goes on. They run in the consuming thread,
-around the listener, in the order given; ``after`` in the same order. What a filter says False to
-counts as consumed; one that raises is logged and keeps its message: nothing is lost by a fault of
-it. Tags and SQL filters are cheaper: they work at the broker; this is for what only code can tell.
+nothing: what one raises, an exit too, is logged, and consumption goes on (``guard``). They run in
+the consuming thread, around the listener, in the order given; ``after`` in the same order. What a
+filter says False to counts as consumed; one that raises is logged and keeps its message: nothing is
+lost by a fault of it. Tags and SQL filters are cheaper: they work at the broker; this is for what
+only code can tell.
 
 Invariants: ``after`` of every hook runs once for each ``before``, whatever listener and hooks
 raise; a partial success (``ack_index``) of the listener's messages covers the taken out ones that
@@ -29,6 +30,7 @@ from typing import Any
 from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.clock import Clock
 from rmq_ray.errors import ConfigError
+from rmq_ray.guard import guarded
 from rmq_ray.model.ids import MessageQueue
 
 DONE = ("SUCCESS", "COMMIT")  # names of answers; None says the same
@@ -139,10 +141,8 @@ def _status(context: ConsumeHookContext, timeout_ms: float) -> ConsumeStatus:
 
 
 def _run(hook: Callable[[ConsumeHookContext], None], context: ConsumeHookContext) -> None:
-    try:
-        hook(context)
-    except Exception:  # a hook never hurts consumption
-        log.exception("a consume hook of group %s failed; consumption goes on", context.group)
+    kind = f"a consume hook of group {context.group}"
+    guarded(log, kind, hook, context, then="consumption goes on")
 
 
 def check_filters(filters: object, columns: object) -> tuple[Filter, ...]:
@@ -190,8 +190,12 @@ def with_filters(
 
 
 def _keeps(each: Filter, message: MessageExt) -> bool:
-    try:
-        return bool(each(message))
-    except Exception:  # a fault of a filter must not lose a message
-        log.exception("a filter failed on message %s; the listener gets it", message.message_id)
-        return True
+    then = "the listener gets the message"
+    kept: bool = guarded(
+        log, "a filter", _says, each, message, then=then, otherwise=True, about=message
+    )
+    return kept
+
+
+def _says(each: Filter, message: MessageExt) -> bool:
+    return bool(each(message))

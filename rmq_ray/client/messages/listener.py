@@ -35,6 +35,7 @@ from operator import index
 from typing import Any
 
 from rmq_ray.errors import ConsumeError
+from rmq_ray.guard import shown, why
 from rmq_ray.model.ids import MessageQueue
 
 ACK_ALL = sys.maxsize
@@ -253,38 +254,23 @@ def failure_of(answer: object) -> str:
     ('ValueError: no amount', 'Reject', 'RECONSUME_LATER')
     """
     if isinstance(answer, BaseException):
-        kind = type(answer).__name__
-        try:
-            text = str(answer)
-        except Exception:  # noqa: BLE001 - a user's object; its fault must not hide the failure
-            text = ""
-        return f"{kind}: {text}" if text else kind
+        return why(answer)
     return str(getattr(answer, "__name__", None) or getattr(answer, "name", None) or shown(answer))
-
-
-def shown(value: object) -> str:
-    """What a listener gave us, for a log line: at most 80 characters, whatever its ``repr``
-    does.
-    """
-    try:
-        return repr(value)[:80]
-    except Exception:  # noqa: BLE001 - a user's object; its fault must not hide the listener's
-        return f"<{type(value).__name__} object>"
 
 
 def _failed(ctx: ConsumeContext, fault: BaseException | None, done: int = 0) -> ConsumeVerdict:
     level = ctx.delay_level_when_next_consume
-    why = failure_of(RECONSUME_LATER if fault is None else fault)
+    said = failure_of(RECONSUME_LATER if fault is None else fault)
     try:
         chosen = min(max(index(level), DEAD_LETTER_LEVEL), LEVEL_MAX)
-        return ConsumeVerdict(done, chosen, fault, why)
+        return ConsumeVerdict(done, chosen, fault, said)
     except TypeError:
         wrong = _wrong(
             f"set ctx.delay_level_when_next_consume = {shown(level)}",
             "give 0 (the broker decides), 1 to 18, or -1 (dead letter). Counted as RECONSUME_LATER",
             level,
         )
-        return ConsumeVerdict(done, BROKER_DECIDES, fault or wrong, why)
+        return ConsumeVerdict(done, BROKER_DECIDES, fault or wrong, said)
 
 
 def _wrong(what: str, remedy: str, value: object) -> ConsumeError:

@@ -4,26 +4,26 @@ batch share one Condition.
 ``BatchOutcome`` holds what is the same for the whole batch (state, place, error); a
 ``SendFuture`` is a pointer into it, and so is its ``SendResult`` until a field is looked at.
 ``wait``, ``as_completed``, ``add_done_callback`` and ``asyncio.wrap_future`` work, because the
-private fields that they use (``_condition``, ``_state``, ``_waiters``, ``_done_callbacks``,
-``_result``, ``_exception``) are properties here; tests run them on every Python version that the
-project supports.
+private fields that they use (``_condition``, ``_state``, ``_waiters``, ``_result``,
+``_exception``) are properties here; tests run them on every Python version that the project
+supports.
 
 Decides nothing about sending. ``client.sending.batching`` makes outcomes and finishes them, exactly
-once. Invariants: ``cancel()`` is always False (the bytes may be out); callbacks run outside the
-lock; no entry is kept for a future that nobody looked at.
+once, ``client.outgoing.callbacks`` calls users' callbacks. Invariants: ``cancel()`` is always False
+(the bytes may be out); callbacks run outside the lock; no entry is kept for a future that nobody
+looked at; what would wait for itself, in a callback of the same producer, raises ``ClientError``.
 """
 
 from __future__ import annotations
 
 import itertools
-import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import fields
-from functools import partial
 from typing import Any
 
+from rmq_ray.client.outgoing.callbacks import Callback, Callbacks, call_all, call_now
 from rmq_ray.client.outgoing.confirming import own_copy, unconfirmed
 from rmq_ray.client.outgoing.send_payload import StoredAt
 from rmq_ray.errors import RmqError, SendError, SendUnconfirmed
@@ -32,11 +32,11 @@ from rmq_ray.model.message import SendResult
 
 RUNNING, FINISHED = "RUNNING", "FINISHED"  # concurrent.futures' own words
 
-log = logging.getLogger("rmq_ray.client")
-
 
 class BatchOutcome:
-    """What became of a batch. Written once, under ``condition``."""
+    """What became of a batch. Written once, under ``condition``. ``runs``: who calls users'
+    callbacks, which may block, so not a connection's reader; None = who finishes it.
+    """
 
     __slots__ = (
         "_starts",
@@ -46,6 +46,7 @@ class BatchOutcome:
         "message_ids",
         "on_finish",
         "queue",
+        "runs",
         "sizes",
         "state",
         "stored",
@@ -54,7 +55,8 @@ class BatchOutcome:
         "waiters",
     )
 
-    def __init__(self, queue: MessageQueue) -> None:
+    def __init__(self, queue: MessageQueue, runs: Callbacks | None = None) -> None:
+        self.runs = runs
         self.condition = (
             threading.Condition()
         )  # re-entrant: wait() takes the condition of every future, and many share this one
@@ -72,16 +74,11 @@ class BatchOutcome:
         self._starts: list[int] = []
         self.on_finish: Callable[[], None] | None = None
         self.waiters: dict[SendFuture, list[Any]] = {}
-        self.callbacks: dict[SendFuture, list[Callable[[Any], object]]] = {}
+        self.callbacks: dict[SendFuture, list[Callback]] = {}
 
-    def finish(
-        self, error: RmqError | None = None, run: Callable[[Callable[[], None]], None] | None = None
-    ) -> None:
+    def finish(self, error: RmqError | None = None) -> None:
         """Complete every future of the batch; the other fields are set before. A second call does
         nothing.
-
-        ``run``: where users' callbacks run (they may block, so not in a connection's reader); None
-        = here.
         """
         with self.condition:
             if self.state is FINISHED:
@@ -99,16 +96,14 @@ class BatchOutcome:
         if self.on_finish is not None:
             self.on_finish()
         if callbacks:
-            if run is None:
-                _call_all(callbacks)
-            else:
-                run(partial(_call_all, callbacks))
+            run = call_all if self.runs is None else self.runs.run
+            run(callbacks)
 
     def orphan(self, error: RmqError) -> None:
         """In a forked child only: the condition may be held by a thread that does not exist
         here.
         """
-        self.condition = threading.Condition()
+        self.condition, self.runs = threading.Condition(), None
         self.finish(error)
 
     def error_at(self, index: int) -> RmqError | None:
@@ -258,29 +253,35 @@ class SendFuture(Future[SendResult]):
         outcome = self._outcome
         if outcome.state is FINISHED and outcome.error is None:
             return batched_result(outcome, self._index)
+        self._check_may_wait()
         return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """As of any future."""
+        self._check_may_wait()
+        return super().exception(timeout)
+
+    def _check_may_wait(self) -> None:
+        outcome = self._outcome
+        if outcome.state is not FINISHED and outcome.runs is not None:
+            outcome.runs.check_may_wait("one of its sends")
 
     @property
     def _waiters(self) -> list[Any]:  # type: ignore[override]
+        self._check_may_wait()
         return self._outcome.waiters.setdefault(self, [])
 
-    @property
-    def _done_callbacks(self) -> list[Callable[[Any], object]]:
-        return self._outcome.callbacks.setdefault(self, [])
+    def add_done_callback(self, fn: Callback) -> None:
+        """As of any future: ``fn(future)`` in the producer's thread, or now where it has ended.
+        What it raises is logged; an exit passes where the caller's own thread calls it now.
+        """
+        outcome = self._outcome
+        with outcome.condition:
+            if outcome.state is not FINISHED:
+                outcome.callbacks.setdefault(self, []).append(fn)
+                return
+        call_now(self, fn)
 
     def cancel(self) -> bool:
         """False: the message may be on its way."""
         return False
-
-
-def _call_all(callbacks: dict[SendFuture, list[Callable[[Any], object]]]) -> None:
-    for future, functions in callbacks.items():
-        for function in functions:
-            _call(function, future)
-
-
-def _call(function: Callable[[Any], object], future: SendFuture) -> None:
-    try:
-        function(future)
-    except Exception:  # a user's callback must not stop the other futures
-        log.exception("a callback of %r failed", future)

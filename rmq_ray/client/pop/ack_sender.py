@@ -105,6 +105,18 @@ class AckSender:
         elif not planned:
             self._later.after(GATHER_MS, self.flush)
 
+    def give_back_later(self, tasks: Sequence[SettleTask]) -> None:
+        """See ``receipts.Settler``."""
+        self._later.after(0, lambda: self._give_back(tasks))
+
+    def _give_back(self, tasks: Sequence[SettleTask]) -> None:
+        try:
+            self._settle(tasks, self._timeout_ms)
+        except RmqError as error:
+            log.info(
+                "messages of group %s come again when their time is over: %s", self._group, error
+            )
+
     def flush(self) -> None:
         """What was gathered, answered on return. Never raises for it."""
         with self._lock:

@@ -7,7 +7,9 @@
 
 Decides what an answer's code means. Invariants: at most one "tell me
 when" is out at a broker; it takes nothing, so that no message waits for a worker who has gone. Each
-pop has a number of its own; one whose answer got lost is asked for again.
+pop has a number of its own; one whose answer got lost is asked for again. Who stops waiting for a
+pop, interrupted, given up or closed, says so to its broker: it leaves, and what it had taken comes
+again at once; what cannot be said is asked for by the next pop.
 """
 
 from __future__ import annotations
@@ -16,11 +18,13 @@ import itertools
 import secrets
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.messages.received import PulledPage, whole_bytes
+from rmq_ray.client.pop.patience import Patience
 from rmq_ray.client.pop.receipts import (
     ClientLease,
     ReceivedMessage,
@@ -44,7 +48,9 @@ from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import BINARY, Command
 from rmq_ray.remoting.wire.pops import (
+    LOST,
     SKIPPED_FIELD,
+    WITHDRAWN,
     LeasedRecords,
     PopRecords,
     Settle,
@@ -90,30 +96,74 @@ class PopClient:
         self._namespace = namespace
         self._attempts = itertools.count(secrets.randbits(62))
         self._missed: dict[str, list[int]] = {}
+        self._out: dict[int, tuple[str, PopRecords]] = {}
+        """Pops that are being answered, by their attempt."""
         self._watched: set[str] = set()
         self._told = threading.Condition()
         self._news = 0
 
-    def pop(self, broker_name: str, pop: PopRecords) -> list[ReceivedMessage]:
+    def pop(
+        self, broker_name: str, pop: PopRecords, patience: Patience | None = None
+    ) -> list[ReceivedMessage]:
         """One pop, answered. Raises what ``REFUSALS`` says, ``ConnectFailed`` for a broker that is
-        not ready, and ``RemotingError``.
+        not ready, and ``RemotingError``. ``patience``: who may give it up meanwhile; nothing comes
+        then.
 
         Where the answer to a pop got lost, the next one at that broker asks for the same messages
         first.
         """
         again = self._missed_at(broker_name)
         attempt = next(self._attempts) if again is None else again
-        command = _command(replace(pop, attempt=attempt, again=0 if again is None else 1))
+        asked = replace(pop, attempt=attempt, again=0 if again is None else LOST)
+        self._out[attempt] = broker_name, asked
         try:
-            answer = self._client.invoke(
-                self._address(broker_name), command, pop.wait_ms + ANSWER_MS
-            )
-        except BaseException as error:
-            if again is not None or not isinstance(error, ConnectFailed):
+            with patience.waits(lambda: self.withdraw(attempt)) if patience else nullcontext():
+                return self._ask(broker_name, asked)
+        except ConnectFailed:
+            if again is not None:
                 self._miss(broker_name, attempt)
             raise
-        if again is not None and answer.code != ResponseCode.SUCCESS and answer.code not in NOTHING:
-            self._miss(broker_name, again)
+        except RemotingError:
+            self._miss(broker_name, attempt)
+            raise
+        except Exception:
+            raise
+        except BaseException:  # interrupted, at any step
+            self.withdraw(attempt)
+            raise
+        finally:
+            self._out.pop(attempt, None)
+
+    def withdraw(self, attempt: int) -> None:
+        """Say that nobody waits for this pop any more. Any thread; returns at once."""
+        found = self._out.get(attempt)
+        if found is None:
+            return
+        broker_name, pop = found
+
+        def told(outcome: Command | RemotingError) -> None:
+            if isinstance(outcome, RemotingError) or outcome.code not in NOTHING:
+                self._miss(broker_name, attempt)
+
+        try:
+            command = _command(replace(pop, wait_ms=0, again=WITHDRAWN))
+            address = self._address(broker_name)
+            self._client.link.invoke_async(address, command, ANSWER_MS, told)
+        except RemotingError as error:
+            told(error)
+
+    def close(self) -> None:
+        """End every ``watch``, withdraw every pop."""
+        self.wake()
+        for attempt in list(self._out):
+            self.withdraw(attempt)
+
+    def _ask(self, broker_name: str, pop: PopRecords) -> list[ReceivedMessage]:
+        answer = self._client.invoke(
+            self._address(broker_name), _command(pop), pop.wait_ms + ANSWER_MS
+        )
+        if pop.again and answer.code != ResponseCode.SUCCESS and answer.code not in NOTHING:
+            self._miss(broker_name, pop.attempt)
         if answer.code == ResponseCode.SUCCESS:
             leases = unpack_popped(answer.body)
             if len(leases) == 1:

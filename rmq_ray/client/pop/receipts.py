@@ -34,6 +34,12 @@ class Settler(Protocol):
         """All of them, soon."""
         ...
 
+    def give_back_later(self, tasks: Sequence[SettleTask]) -> None:
+        """They come again, soon; where that cannot be told, when their time is over. Never raises,
+        returns at once.
+        """
+        ...
+
 
 @dataclass(slots=True, eq=False)
 class ClientLease:
@@ -182,6 +188,18 @@ def ack_messages(messages: Iterable[ReceivedMessage], wait: bool) -> None:
         settler.settle_later(tasks)
     for task in tasks:
         task.lease.done |= task.mask
+
+
+def give_back_messages(messages: Iterable[ReceivedMessage]) -> None:
+    """Nobody wants them: they come again at once, but for what was settled. Never raises."""
+    masks: dict[ClientLease, int] = {}
+    for message in messages:
+        masks[message._lease] = masks.get(message._lease, 0) | 1 << message._i
+    for lease, mask in masks.items():
+        left = mask & ~(lease.done | lease.returned)
+        lease.returned |= left
+        if left:
+            lease.settler.give_back_later((SettleTask(lease, Settle.CHANGE, left),))
 
 
 def extend_messages(messages: Iterable[ReceivedMessage], invisible: float) -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -31,12 +31,14 @@ from rmq_ray.client.instance.timers import DelayedCalls
 from rmq_ray.client.messages.listener import DEAD_LETTER_LEVEL
 from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.client.pop.ack_sender import AckSender, SettleCounters
+from rmq_ray.client.pop.patience import Patience, abandonable
 from rmq_ray.client.pop.pop_client import PopClient
 from rmq_ray.client.pop.receipts import (
     ReceivedMessage,
     ack_messages,
     delay_ms,
     extend_messages,
+    give_back_messages,
 )
 from rmq_ray.client.push.send_back import RetrySender
 from rmq_ray.clock import SYSTEM_CLOCK, Clock
@@ -92,7 +94,7 @@ class PopEngine:
 
     def end(self, timeout_ms: int) -> bool:
         """See ``Engine``: acknowledgements are told first; nothing here runs on."""
-        self.pops.wake()
+        self.pops.close()
         self.acks.close()
         self.delayed.close()
         self.client.unregister_consumer(self.group)
@@ -199,14 +201,21 @@ class SimpleConsumer(GroupConsumer[PopEngine]):
     # --- use --------------------------------------------------------------------------------------
 
     def receive(
-        self, max_messages: int = 32, *, invisible: float = 30.0, wait: float = 20.0
+        self,
+        max_messages: int = 32,
+        *,
+        invisible: float = 30.0,
+        wait: float = 20.0,
+        patience: Patience | None = None,
     ) -> list[ReceivedMessage]:
         """Up to ``max_messages`` messages, at once when there are some, else the first to come
         within ``wait`` seconds; may be empty.
 
         Each is yours for ``invisible`` seconds (0.01 s to 12 h): settle or ``extend`` it before
         that. Nothing is handed out twice within its time, but a message may come again after it, or
-        after a crash: work that must not be done twice needs a memory of its own.
+        after a crash: work that must not be done twice needs a memory of its own. One that is
+        interrupted takes nothing. ``patience``: what another thread may give the wait up by; then
+        nothing comes.
 
         Raises ``GroupInUse`` (push consumers in the group, or another subscription),
         ``TooManyInFlight``, ``ClientError`` for wrong arguments and closed consumers,
@@ -233,7 +242,19 @@ class SimpleConsumer(GroupConsumer[PopEngine]):
             self._subscription.expression_type,
             self._subscription.expression,
         )
-        return self._receive(engine, pop, deadline_ms)
+        found = self._receive(engine, pop, deadline_ms, patience)
+        if patience is not None and found and not patience.take():
+            give_back_messages(found)
+            return []
+        self._received += len(found)
+        return found
+
+    async def receive_async(
+        self, max_messages: int = 32, *, invisible: float = 30.0, wait: float = 20.0
+    ) -> list[ReceivedMessage]:
+        """``receive`` for an event loop, in a thread. A task that is cancelled takes nothing."""
+        call = partial(self.receive, max_messages, invisible=invisible, wait=wait)
+        return await abandonable(lambda patience: call(patience=patience), late=give_back_messages)
 
     def ack_all(self, messages: Iterable[ReceivedMessage], wait: bool = True) -> None:
         """Acknowledge many messages with one request to each broker; see ``ReceivedMessage.ack``.
@@ -307,7 +328,7 @@ class SimpleConsumer(GroupConsumer[PopEngine]):
         return super()._end(timeout_ms)
 
     def _receive(
-        self, engine: PopEngine, pop: PopRecords, deadline_ms: float
+        self, engine: PopEngine, pop: PopRecords, deadline_ms: float, patience: Patience | None
     ) -> list[ReceivedMessage]:
         pause_ms, stale, news = FIRST_PAUSE_MS, 0, 0
         last: Exception | None = None
@@ -315,7 +336,7 @@ class SimpleConsumer(GroupConsumer[PopEngine]):
             try:
                 brokers = self._brokers(engine.client)
                 self._begin_at(engine.pops, pop, brokers)
-                found, news = self._ask(engine.pops, pop, brokers, deadline_ms, news)
+                found, news = self._ask(engine.pops, pop, brokers, deadline_ms, news, patience)
                 pause_ms, stale, last = FIRST_PAUSE_MS, 0, None
             except SubscriptionStale as error:  # a broker that restarted remembers no member
                 found, last, stale = [], error, stale + 1
@@ -327,8 +348,7 @@ class SimpleConsumer(GroupConsumer[PopEngine]):
             except (RemotingError, TopicNotFound) as error:
                 found, last = [], error
                 engine.client.watch_route(pop.topic)
-            if found:
-                self._received += len(found)
+            if found or (patience is not None and patience.over):
                 return found
             left_ms = deadline_ms - self._clock.monotonic_ms()
             if left_ms <= 0 or self._closing.is_set():
@@ -353,17 +373,23 @@ class SimpleConsumer(GroupConsumer[PopEngine]):
         tell_beginning(self._group, self._topic, skipped)
 
     def _ask(
-        self, pops: PopClient, pop: PopRecords, brokers: list[str], deadline_ms: float, news: int
+        self,
+        pops: PopClient,
+        pop: PopRecords,
+        brokers: list[str],
+        deadline_ms: float,
+        news: int,
+        patience: Patience | None,
     ) -> tuple[list[ReceivedMessage], int]:
         """One round: what came, and the number of the news of ``PopClient.watch``."""
         left_ms = max(0.0, deadline_ms - self._clock.monotonic_ms())
         hold_ms = round(min(left_ms, HOLD_MS))
         if len(brokers) == 1:
-            return pops.pop(brokers[0], _waiting(pop, hold_ms)), news
+            return pops.pop(brokers[0], _waiting(pop, hold_ms), patience), news
         asked, failed = [], None
         for broker_name in brokers:
             try:
-                found = pops.pop(broker_name, pop)
+                found = pops.pop(broker_name, pop, patience)
             except RemotingError as error:
                 failed = error
                 continue
@@ -374,7 +400,10 @@ class SimpleConsumer(GroupConsumer[PopEngine]):
             raise failed
         if failed is not None:
             hold_ms = min(hold_ms, ONE_FAILED_MS)
-        return [], pops.watch(asked, _waiting(pop, hold_ms), news, hold_ms) if hold_ms else news
+        if not hold_ms:
+            return [], news
+        with patience.waits(pops.wake) if patience else nullcontext():
+            return [], pops.watch(asked, _waiting(pop, hold_ms), news, hold_ms)
 
     def _brokers(self, client: ClientInstance) -> list[str]:
         """Broker names of the topic, beginning with another one each time. ``TopicNotFound`` while

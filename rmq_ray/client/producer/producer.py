@@ -112,7 +112,7 @@ class Producer(ProducerBase):
 
     def flush(self, timeout: float | None = None) -> None:
         """Send what lingers and wait until every ``send_async`` so far has ended (see its future).
-        ``SendTimeout`` after ``timeout`` s.
+        ``SendTimeout`` after ``timeout`` s, ``ClientError`` in a callback of such a future.
         """
         (self._core or self._ready()).flush(self._time(timeout))
 
@@ -210,9 +210,10 @@ class Producer(ProducerBase):
         """Put one message into a batch and return its future; see ``send`` for the arguments.
 
         The future's callbacks run one after the other in the producer's own thread: keep them
-        short. Messages leave when their batch is full or ``linger_ms`` old. Waits, or raises
-        ``BrokerBusy`` (``on_full``), while ``frames_in_flight_max`` frames of the broker or
-        ``buffer_bytes_max`` bytes of all are unanswered. The future's ``cancel()`` is always False.
+        short. What one raises, or exits with, is logged; who waits in one for a future of this
+        producer gets a ``ClientError``. Messages leave when their batch is full or ``linger_ms``
+        old. Waits, or raises ``BrokerBusy`` (``on_full``), while ``frames_in_flight_max`` frames of
+        the broker or ``buffer_bytes_max`` bytes of all are unanswered. Its ``cancel()`` is False.
         """
         core = self._core or self._ready()
         timeout_ms = self._timeout_ms if timeout is None else timeout_in_ms(timeout)
@@ -392,13 +393,10 @@ class Producer(ProducerBase):
         Raises ``RequestTimeout`` when no reply came, ``SendError`` when the request could not be
         sent.
         """
+        core = self._core or self._ready()
+        core.callbacks.check_may_wait("a reply")
         return ask(
-            self._core or self._ready(),
-            self._steps,
-            topic_or_message,
-            body,
-            timeout_in_ms(timeout),
-            options,
+            core, self._steps, topic_or_message, body, timeout_in_ms(timeout), options
         ).answer()
 
     def request_async(
@@ -412,8 +410,7 @@ class Producer(ProducerBase):
         """The same without waiting for the reply: a future of it, which ends within ``timeout`` and
         a second. Waits for a route, as every call does.
 
-        Its callbacks run in the connection's reader thread: keep them short, and send nothing in
-        them.
+        Its callbacks run as those of ``send_async``.
         """
         return ask(
             self._core or self._ready(),

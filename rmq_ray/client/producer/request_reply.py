@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from rmq_ray.client.messages.received import MessageExt, restored
+from rmq_ray.client.outgoing.callbacks import Callbacks, OwnFuture
 from rmq_ray.client.outgoing.send_request import (
     Placement,
     Selector,
@@ -64,7 +65,7 @@ class Pending:
     topic: str
     deadline_ms: float
     timeout_ms: float
-    reply: Reply
+    reply: OwnFuture[MessageExt]
     sent: bool = False
 
 
@@ -76,11 +77,19 @@ class PendingRequests:
         self._lock = threading.Lock()
         self._waiting: dict[str, Pending] = {}
 
-    def add(self, correlation_id: str, topic: str, timeout_ms: float, started_ms: float) -> Pending:
-        """A request whose time began to run then (monotonic). ``BrokerBusy`` when too many wait."""
-        pending = Pending(topic, started_ms + timeout_ms, timeout_ms, Future())
-        # so that cancel() is False: the request may be on its way
-        pending.reply.set_running_or_notify_cancel()
+    def add(
+        self,
+        correlation_id: str,
+        topic: str,
+        timeout_ms: float,
+        started_ms: float,
+        callbacks: Callbacks | None = None,
+    ) -> Pending:
+        """A request whose time began to run then (monotonic). ``callbacks``: who calls those of its
+        reply. ``BrokerBusy`` when too many wait.
+        """
+        reply: OwnFuture[MessageExt] = OwnFuture(callbacks)
+        pending = Pending(topic, started_ms + timeout_ms, timeout_ms, reply)
         with self._lock:
             if len(self._waiting) >= PENDING_MAX:
                 raise BrokerBusy(
@@ -123,8 +132,7 @@ class PendingRequests:
         self._lock = threading.Lock()
         waiting, self._waiting = self._waiting, {}
         for pending in waiting.values():
-            pending.reply._condition = threading.Condition()
-            pending.reply.set_exception(error)
+            pending.reply.orphan(error)
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -146,9 +154,15 @@ class RequestReply:
         core.disowners.append(self._pending.orphan)
         core.worker.every("requests", SCAN_MS, self._pending.expire, first_ms=SCAN_FIRST_MS)
 
-    def begin(self, message: SendRequest, timeout_ms: float, started_ms: float) -> InFlightRequest:
+    def begin(
+        self,
+        message: SendRequest,
+        timeout_ms: float,
+        started_ms: float,
+        callbacks: Callbacks | None = None,
+    ) -> InFlightRequest:
         """Make ``message`` a request that waits until ``timeout_ms`` after then (monotonic); the
-        caller sends it.
+        caller sends it. ``callbacks``: of the reply's future, where users get it.
         """
         correlation_id = str(uuid.uuid4())
         own = {
@@ -161,7 +175,7 @@ class RequestReply:
         return InFlightRequest(
             self,
             correlation_id,
-            self._pending.add(correlation_id, message.topic, timeout_ms, started_ms),
+            self._pending.add(correlation_id, message.topic, timeout_ms, started_ms, callbacks),
         )
 
     def abandon(self, correlation_id: str, error: BaseException) -> None:
@@ -311,7 +325,7 @@ def ask(
     if not requests.knows(message.topic):
         core.queues.find(message.topic, timeout_ms)
         requests.introduce((message.topic,), core.left_ms(timeout_ms, started_ms))
-    asked = requests.begin(message, timeout_ms, started_ms)
+    asked = requests.begin(message, timeout_ms, started_ms, core.callbacks)
     left_ms = core.left_ms(timeout_ms, started_ms)
     try:
         if steps is not None:

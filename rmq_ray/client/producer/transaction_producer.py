@@ -90,5 +90,5 @@ class TransactionProducer(Producer):
         try:
             said = self._listener.execute_local_transaction(message, arg)
         except Exception as error:  # noqa: BLE001 - the user's code; the broker asks later
-            return failed_state(self.group), error
+            return failed_state(self.group, error), error
         return said_state(self.group, said), None

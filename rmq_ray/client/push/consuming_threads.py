@@ -6,13 +6,11 @@ with an item: each kind of consumption says so in ``_handle``.
 
 Invariant: a thread ends by ``stop`` or ``resize`` only; ``_handle`` must not raise.
 
-A listener's fault is told in the log by a line each time, with the traceback now and then:
+A listener's fault is told in the log by a line each time, with the traceback now and then (see
+``guard``):
 
     listener of group billing failed with ValueError: no amount: message 7F00... (keys o-1) of
     orders, queue 2 of broker-a, offset 17; 15 tries left
-
-The traceback comes with the first fault of each kind, that is exception type and line of code, and
-with each hundredth after it.
 """
 
 from __future__ import annotations
@@ -31,14 +29,12 @@ from rmq_ray.client.consumer.consumer_parts import ConsumerParts
 from rmq_ray.client.messages.listener import failure_of
 from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.errors import ConsumeError
+from rmq_ray.guard import WHY_CHARS_MAX, Tracebacks
 from rmq_ray.model.metrics import Histogram
 
 IDLE_WAIT_S = 5.0
 HAND_OVER_S = 5.0
 
-TRACE_EACH = 100
-KINDS_MAX = 256
-LINE_CHARS_MAX = 512
 PROCESS_MS = (1, 5, 10, 100, 1_000, 10_000, 60_000)
 """RocketMQ 5's buckets of ``rocketmq_process_time``."""
 KEYS_CHARS_MAX = 128
@@ -259,28 +255,11 @@ class _Sleeper(threading.local):
     sleeper: threading.Lock | None = None
 
 
-class Tracebacks:
-    """Of one consumer; any thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._seen: dict[tuple[str, str, int], int] = {}
-
-    def wanted(self, fault: BaseException) -> BaseException | None:
-        """The fault, when the log shall show where it came from; None for most repeats."""
-        kind = _kind(fault)
-        with self._lock:
-            if len(self._seen) >= KINDS_MAX and kind not in self._seen:
-                self._seen.clear()  # code that is made anew all the time
-            count = self._seen[kind] = self._seen.get(kind, 0) + 1
-        return fault if count == 1 or count % TRACE_EACH == 0 else None
-
-
 def failure_line(
     group: str, messages: Sequence[MessageExt], fault: BaseException, retries_max: int
 ) -> str:
     """One line; of several messages it names the first."""
-    why = " ".join(failure_of(fault)[:LINE_CHARS_MAX].split())
+    why = " ".join(failure_of(fault)[:WHY_CHARS_MAX].split())
     head = f"listener of group {group} failed with {why}"
     if not messages:
         return head
@@ -300,12 +279,3 @@ def _left(tries: int) -> str:
     if tries <= 0:
         return "no try left: a dead letter"
     return f"{tries} {'try' if tries == 1 else 'tries'} left"
-
-
-def _kind(fault: BaseException) -> tuple[str, str, int]:
-    """Exception type and the line that raised it."""
-    trace, place = fault.__traceback__, ("", 0)
-    while trace is not None:  # ends: a traceback is finite
-        place = (trace.tb_frame.f_code.co_filename, trace.tb_lineno)
-        trace = trace.tb_next
-    return (type(fault).__qualname__, *place)

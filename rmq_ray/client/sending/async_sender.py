@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 
@@ -155,7 +154,6 @@ class AsyncSender:
         self._idle = threading.Condition(self._lock)
         self._sends: set[AsyncSend] = set()
         self._order: PerQueueOrder[AsyncSend] = PerQueueOrder()
-        self._callbacks: deque[Callable[[], None]] = deque()
 
     def submit(self, send: AsyncSend) -> None:
         """``admit`` and ``launch``."""
@@ -193,7 +191,6 @@ class AsyncSender:
         for send in sends:
             topic = send.outcome.queue.topic
             self._end(send, SendUnknown(f"{reason}; the message may be stored", topic))
-        self._call_back()
 
     @property
     def waiting(self) -> int:
@@ -339,7 +336,7 @@ class AsyncSender:
             if error is not None:
                 send.split.abandon(error)
             send.outcome.verdicts, error = send.split.verdicts, send.split.refusal
-        send.outcome.finish(error, self._run_callbacks)
+        send.outcome.finish(error)
         with self._lock:
             self._sends.discard(send)
             self._idle.notify_all()
@@ -354,18 +351,3 @@ class AsyncSender:
         flight, send.flight = send.flight, None
         if flight is not None:
             self._release(flight.payload.frame_id)
-
-    def _run_callbacks(self, callbacks: Callable[[], None]) -> None:
-        self._callbacks.append(callbacks)
-        if self._worker.closed:
-            self._call_back()
-        else:  # what the worker forgets when it closes now, ``abandon`` finds
-            self._worker.after(0.0, self._call_back)
-
-    def _call_back(self) -> None:
-        while True:  # ends: each round takes one
-            try:
-                callbacks = self._callbacks.popleft()
-            except IndexError:
-                return
-            callbacks()

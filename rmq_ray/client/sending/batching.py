@@ -22,6 +22,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from rmq_ray.client.instance.timers import ClientTimers
+from rmq_ray.client.outgoing.callbacks import Callbacks
 from rmq_ray.client.outgoing.send_future import BatchOutcome, SendFuture
 from rmq_ray.client.outgoing.send_payload import (
     RECORD_OVERHEAD,
@@ -67,7 +68,13 @@ class OpenBatch:
     )
 
     def __init__(
-        self, key: Key, queue: MessageQueue, started_ms: float, timeout_ms: float, weight: int
+        self,
+        key: Key,
+        queue: MessageQueue,
+        started_ms: float,
+        timeout_ms: float,
+        weight: int,
+        callbacks: Callbacks,
     ) -> None:
         self.key = key
         self.queue = queue
@@ -76,7 +83,7 @@ class OpenBatch:
         self.started_ms = started_ms
         self.timeout_ms = timeout_ms
         self.weight = weight
-        self.outcome = BatchOutcome(queue)
+        self.outcome = BatchOutcome(queue, callbacks)
         self.bodies: list[bytes] = []
         self.texts: list[str] = []
         self.flags: list[int] | None = None
@@ -109,6 +116,7 @@ class Accumulator:
         window: InFlightWindow,
         worker: ClientTimers,
         find_queues: FindQueues,
+        callbacks: Callbacks,
     ) -> None:
         self._engine = engine
         self._config: ProducerConfig = engine.config
@@ -122,6 +130,7 @@ class Accumulator:
         self._window = window
         self._worker = worker
         self._find_queues = find_queues
+        self._callbacks = callbacks
         self._lock = threading.Lock()
         self._open: dict[Key, OpenBatch] = {}
 
@@ -210,7 +219,9 @@ class Accumulator:
                 displaced, batch = self._leave(batch), None
             opened = batch is None
             if batch is None:
-                batch = self._open[key] = OpenBatch(key, queue, started_ms, timeout_ms, weight)
+                batch = self._open[key] = OpenBatch(
+                    key, queue, started_ms, timeout_ms, weight, self._callbacks
+                )
             batch.ordered = batch.ordered or ordered
             future, full = self._put(batch, body, text, flag, size)
             linger_ms = min(

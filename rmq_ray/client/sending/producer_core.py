@@ -29,12 +29,12 @@ more.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.instance.timers import ClientTimers
+from rmq_ray.client.outgoing.callbacks import Callbacks
 from rmq_ray.client.outgoing.queue_choice import BrokerProbe, GroupOrder, QueueChoice, RoundRobin
 from rmq_ray.client.outgoing.send_future import BatchOutcome, SendFuture
 from rmq_ray.client.outgoing.send_payload import (
@@ -354,6 +354,7 @@ class ProducerCore:
         """What ends behind the last send."""
         self.probe = self._make_probe()
         self.worker = ClientTimers(self.clock, f"rmq-producer-{config.group}")
+        self.callbacks = Callbacks(self.worker)
         self.window = InFlightWindow(config.frames_in_flight_max, config.buffer_bytes_max)
         self.async_sender = AsyncSender(self.clock, self.window, self.worker, self.identity.release)
         self.coalescer = SendCoalescer(
@@ -366,6 +367,7 @@ class ProducerCore:
             self.window,
             self.worker,
             self.queues.find,
+            self.callbacks,
         )
 
     # --- as a managed producer --------------------------------------------------------------------
@@ -407,9 +409,10 @@ class ProducerCore:
         self.async_sender.wait_idle(self.config.send_timeout_ms + CLOSE_SLACK_MS)
         if self.probe is not None:
             self.probe.stop()
-        self._run_callbacks()
+        self.callbacks.wait_through(CLOSE_SLACK_MS)
         self.worker.close()
         self.async_sender.abandon("the producer was closed before the broker answered")
+        self.callbacks.run_all()
         for finish in self.finishers:
             finish()
         self.instance.unregister_producer(self.group)
@@ -417,8 +420,9 @@ class ProducerCore:
 
     def flush(self, timeout_ms: float) -> None:
         """Send what lingers and wait until every asynchronous send so far has ended.
-        ``SendTimeout`` when they have not in time.
+        ``SendTimeout`` when they have not in time, ``ClientError`` in a callback.
         """
+        self.callbacks.check_may_wait("its sends")
         self.batches.flush()
         if not self.async_sender.wait_idle(timeout_ms):
             raise SendTimeout(
@@ -634,7 +638,10 @@ class ProducerCore:
             self.groups.sent(message.group, message.queue, future)
         self.batches.flush(message.queue)
         try:
-            return future.result((self.left_ms(timeout_ms, started_ms) + CLOSE_SLACK_MS) / 1000)
+            # bounded: it may wait in a callback, too
+            return Future.result(
+                future, (self.left_ms(timeout_ms, started_ms) + CLOSE_SLACK_MS) / 1000
+            )
         except TimeoutError:  # what is before it, or its batch, has a longer time-out
             raise SendTimeout(
                 f"no answer within {timeout_ms:.0f} ms; the message may be stored", message.topic
@@ -649,7 +656,7 @@ class ProducerCore:
         )
         weight = len(message.body) + len(message.text)
         queue = self.batches.take_place(queues, weight, self.left_ms(timeout_ms, started_ms))
-        outcome = BatchOutcome(queue)
+        outcome = BatchOutcome(queue, self.callbacks)
 
         def prepare(wait: bool) -> InFlightSend:
             payload = self.payload(message, self.left_ms(timeout_ms, started_ms) if wait else 0.0)
@@ -664,15 +671,6 @@ class ProducerCore:
             AsyncSend(outcome, prepare, queue.broker_name, None, until_ms, weight)
         )
         return SendFuture(outcome, 0)
-
-    def _run_callbacks(self) -> None:
-        """Users' callbacks of sends that have ended run before the worker stops; a callback that
-        closes the producer does not wait for itself.
-        """
-        if not self.worker.is_current_thread:
-            through = threading.Event()
-            self.worker.after(0.0, through.set)
-            through.wait(CLOSE_SLACK_MS / 1000)
 
     def _isolated(self, broker_name: str) -> None:
         if self.probe is not None:

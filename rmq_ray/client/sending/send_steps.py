@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 from rmq_ray.client.interceptors.message_trace import SendTrace
 from rmq_ray.client.interceptors.send_hooks import (
@@ -39,6 +39,7 @@ from rmq_ray.client.sending.producer_core import ProducerCore
 from rmq_ray.clock import Clock
 from rmq_ray.config import ProducerConfig
 from rmq_ray.errors import ClientError, RmqError, SendError
+from rmq_ray.guard import guarded, guarded_in_caller
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import Message, SendResult
 from rmq_ray.model.namespaces import (
@@ -165,8 +166,7 @@ class SendSteps:
         ``deferred``.
         """
         ctx = self._context(message.topic, mode, [message.body], message.text, message.queue)
-        ran = self._begin(ctx)
-        with self._through(ctx, ran):
+        with self._through(ctx):
             if ctx.added:
                 message.text = _with(message.text, ctx)
             yield ctx
@@ -181,8 +181,7 @@ class SendSteps:
         bodies, texts, flags = parts
         ctx = self._context(topic, SYNC, bodies, texts[0], queue)
         ctx.parts = list(zip(bodies, texts, strict=True)) if self.hooks else ()
-        ran = self._begin(ctx)
-        with self._through(ctx, ran):
+        with self._through(ctx):
             if ctx.added:
                 texts = [_with(text, ctx) for text in texts]
             yield (
@@ -236,8 +235,8 @@ class SendSteps:
             self._clock.now_ms(),
         )
 
-    def _begin(self, ctx: SendContext) -> list[SendHook]:
-        """Checks, then hooks; which hooks ran."""
+    def _begin(self, ctx: SendContext, ran: list[SendHook]) -> None:
+        """Checks, then hooks, in the caller's thread; those that ran are put into ``ran``."""
         for check in self._checks:
             try:
                 check(ctx)
@@ -249,34 +248,39 @@ class SendSteps:
                     f"was sent",
                     ctx.topic,
                 ) from error
-        ctx.carried[_BEGAN] = self._clock.monotonic_ms()
-        ran: list[SendHook] = []
         for hook in self.hooks:
-            if _call(hook, "before", ctx):
+            if _call(guarded_in_caller, hook, "before", ctx):
                 ran.append(hook)
-        ctx.carried[_RAN] = ran
-        return ran
 
     @contextmanager
-    def _through(self, ctx: SendContext, ran: list[SendHook]) -> Iterator[None]:
+    def _through(self, ctx: SendContext) -> Iterator[None]:
+        ran: list[SendHook] = []
+        ctx.carried[_RAN], ctx.carried[_BEGAN] = ran, self._clock.monotonic_ms()
         try:
+            self._begin(ctx, ran)
             yield
         except BaseException as error:
             ctx.error = error
-            self._end(ctx, ran)
+            self._end(ctx, guarded)  # his own error, or exit, is what the caller gets
             raise
         if not ctx.carried.get(_DEFERRED):
-            self._end(ctx, ran)
+            self._end(ctx, guarded_in_caller)
 
     def _end_of(self, ctx: SendContext, future: Future[SendResult]) -> None:
+        """In the producer's thread."""
         ctx.error = future.exception()
         ctx.result = future.result(0) if ctx.error is None else None
-        self._end(ctx, ctx.carried[_RAN])
+        self._end(ctx, guarded)
 
-    def _end(self, ctx: SendContext, ran: list[SendHook]) -> None:
+    def _end(self, ctx: SendContext, guard: Callable[..., Any]) -> None:
         ctx.cost_ms = self._clock.monotonic_ms() - ctx.carried[_BEGAN]
-        for hook in reversed(ran):
-            _call(hook, "after", ctx)
+        ran: list[SendHook] = ctx.carried[_RAN]
+        try:
+            while ran:  # ends: each is called once
+                _call(guard, ran.pop(), "after", ctx)
+        finally:
+            if ran:  # one has exited
+                self._end(ctx, guarded)
 
     def _selector(self, selector: Selector) -> Selector:
         def select(queues: Sequence[MessageQueue], message: Message, arg: object) -> MessageQueue:
@@ -305,13 +309,11 @@ def _with(text: str, ctx: SendContext) -> str:
     return property_text(None, (), ctx.added) + text
 
 
-def _call(hook: SendHook, method: str, ctx: SendContext) -> bool:
-    try:
-        getattr(hook, method)(ctx)
-    except Exception:  # what watches a send must not break it
-        log.warning("%s.%s failed; the send goes on", type(hook).__name__, method, exc_info=True)
-        return False
-    return True
+def _call(guard: Callable[..., Any], hook: SendHook, method: str, ctx: SendContext) -> bool:
+    """Whether it ran to its end."""
+    kind, call = f"{type(hook).__name__}.{method}", getattr(hook, method)
+    failed = object()
+    return guard(log, kind, call, ctx, then="the send goes on", otherwise=failed) is not failed
 
 
 # --- frames of one batch ---

@@ -317,5 +317,5 @@ async def _execute(
         if inspect.isawaitable(said):
             said = await said
     except Exception as error:  # noqa: BLE001 - the user's code; the broker asks later
-        return failed_state(group), error
+        return failed_state(group, error), error
     return said_state(group, said), None

@@ -5,9 +5,9 @@ Decides: who answers: what this process knows of the transaction itself, else th
 decide what a checker says. One thread asks the checker, one message after the other, at most
 ``WAITING_MAX`` wait; a question that is dropped comes again with the broker's next round.
 
-Invariant: whatever the checker does, the broker gets an answer: an error, or a value that is none
-of the three states, counts as UNKNOWN and is logged; the broker then asks another producer of the
-group, as it does where there is no checker.
+Invariant: whatever the checker does, the broker gets an answer: an error or an exit, or a value
+that is none of the three states, counts as UNKNOWN and is logged; the broker then asks another
+producer of the group, as it does where there is no checker.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from rmq_ray.client.interceptors.send_hooks import TransactionEnd
 from rmq_ray.client.messages.received import MessageExt, PulledPage
 from rmq_ray.codec.record import decode_record
 from rmq_ray.errors import RemotingError
+from rmq_ray.guard import attempt, guarded, shown, tell_failure, why
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.model.message import PRODUCER_GROUP
 from rmq_ray.protocol.transaction import LocalTransactionState
@@ -99,15 +100,8 @@ class TransactionChecks:
                 if self._closed:
                     return
                 header, body, address = self._waiting.popleft()
-            try:
-                self._answer(header, body, address)
-            except Exception as error:  # noqa: BLE001 - who comes next is answered all the same
-                log.warning(
-                    "a question about a transaction of group %s could not be answered; it "
-                    "comes again: %s",
-                    self._group,
-                    error,
-                )
+            kind = f"the answer about a transaction of group {self._group}"
+            guarded(log, kind, self._answer, header, body, address, then="the broker asks again")
 
     def _answer(self, header: CheckTransactionHeader, body: bytes, address: Address) -> None:
         record = decode_record(body)
@@ -182,25 +176,18 @@ class TransactionChecks:
                 self._group,
             )
             return LocalTransactionState.UNKNOWN, "it has no checker"
-        try:
-            said = self.checker(message)
-        except Exception as error:  # the user's code; the broker asks again
-            log.exception(
-                "the checker of group %s failed on transaction %s, which stays open",
-                self._group,
-                message.message_id,
-            )
-            return (
-                LocalTransactionState.UNKNOWN,
-                f"the checker failed: {type(error).__name__}: {error}",
-            )
+        said, error = attempt(self.checker, message)
+        if error is not None:
+            kind = f"the checker of group {self._group}"
+            tell_failure(log, kind, error, f"transaction {message.message_id} stays open")
+            return LocalTransactionState.UNKNOWN, f"the checker failed: {why(error)}"
         state = as_state(said)
         if state is None:
             log.error(
-                "the checker of group %s returned %r, which is no LocalTransactionState: "
+                "the checker of group %s returned %s, which is no LocalTransactionState: "
                 "transaction %s stays open",
                 self._group,
-                said,
+                shown(said),
                 message.message_id,
             )
             return LocalTransactionState.UNKNOWN, f"the checker returned {type(said).__name__}"

@@ -16,6 +16,7 @@ from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.client.outgoing.send_request import SendRequest, checked_request
 from rmq_ray.client.transaction.transaction_checks import as_state
 from rmq_ray.errors import ClientError, TransactionError
+from rmq_ray.guard import shown, tell_failure
 from rmq_ray.model.message import Message, SendResult
 from rmq_ray.protocol.transaction import LocalTransactionState
 
@@ -104,15 +105,16 @@ def said_state(group: str, said: object) -> LocalTransactionState:
     state = as_state(said)
     if state is None:
         log.error(
-            "execute_local_transaction of group %s returned %r, which is no "
+            "execute_local_transaction of group %s returned %s, which is no "
             "LocalTransactionState and counts as unknown",
             group,
-            said,
+            shown(said),
         )
     return state or LocalTransactionState.UNKNOWN
 
 
-def failed_state(group: str) -> LocalTransactionState:
-    """It raised: the broker asks later. Called while the error is handled."""
-    log.exception("the local transaction of group %s failed; its outcome counts as unknown", group)
+def failed_state(group: str, error: Exception) -> LocalTransactionState:
+    """It raised: the broker asks later."""
+    kind = f"the local transaction of group {group}"
+    tell_failure(log, kind, error, "its outcome counts as unknown")
     return LocalTransactionState.UNKNOWN

@@ -4,9 +4,9 @@ them.
     POP_RECORDS    request  msgpack [group, topic, max count, max bytes, invisible ms, wait ms, 1 =
                             begin with the first message, retries max,
                             expression type, expression, attempt, 1 = the answer to this attempt
-                            got lost]; count 0: only wait until there is something; a group that is
-                            new begins, and the answer's field "skipped" tells what it does not
-                            read, where that is something
+                            got lost, 2 = nobody waits for it any more]; count 0: only wait until
+                            there is something; a group that is new begins, and the answer's field
+                            "skipped" tells what it does not read, where that is something
                    answer   head length i32 | head | sizes, all leases' | records, back to back
                    head     msgpack [[topic, queue id, lease id, deadline ms, min offset, max
                             offset, count, bytes], ...]
@@ -58,13 +58,18 @@ SKIPPED_FIELD = "skipped"
 """Of the answer to a pop of 0 messages: how many a group that is new does not read."""
 
 
+LOST, WITHDRAWN = 1, 2
+"""What became of an attempt, of which a pop speaks ``again``."""
+
+
 @dataclass(frozen=True, slots=True)
 class PopRecords:
     """A pop. ``count_max`` 0: nothing is taken, the answer comes when there is something.
     ``retries_max`` -1 = the group's.
 
     ``attempt``: a number that nobody else uses, 0 = none; with ``again`` set, what this attempt
-    took before is handed out once more.
+    took before is handed out once more; ``WITHDRAWN``: it waits no more, what it took comes again
+    at once, and nothing is taken.
     """
 
     group: str

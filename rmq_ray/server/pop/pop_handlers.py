@@ -16,6 +16,7 @@ answered after it was; both may be repeated.
 from __future__ import annotations
 
 import contextlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from enum import Enum
@@ -39,6 +40,7 @@ from rmq_ray.remoting.wire.pops import (
     INVISIBLE_MS_MAX,
     INVISIBLE_MS_MIN,
     SKIPPED_FIELD,
+    WITHDRAWN,
     LeaseHead,
     PopRecords,
     Settle,
@@ -63,6 +65,7 @@ from rmq_ray.store.reading.filtered_reading import Condition
 from rmq_ray.store.reading.log_reader import GetResult
 
 WAIT_MS_MAX = 120_000
+WITHDRAWN_MAX = 1_024
 READS_A_QUEUE = 4  # of one pop, where nothing matches the filter; each looks at 8,192 messages
 
 
@@ -110,6 +113,8 @@ class PopHandlers:
         self._filters = PullFilters(tables.members, tables.filters, config.property_filter)
         self._move = move
         self._turn = 0
+        self._withdrawn: OrderedDict[int, None] = OrderedDict()
+        """Attempts for which nobody waits any more, the newest last."""
         self.waiting = PopWaiting(
             parked,
             offload.post,
@@ -144,6 +149,10 @@ class PopHandlers:
             return command.answer(
                 ResponseCode.PULL_RETRY_IMMEDIATELY, {SKIPPED_FIELD: str(skipped)}
             )
+        if pop.again == WITHDRAWN:
+            return self._withdraw(pop, command)
+        if pop.attempt in self._withdrawn:
+            return self._nothing(command, Look.EMPTY)
         if pop.again and self._hand_out_again(pop, command, peer):
             return None
         found = self._look(pop, command, peer)
@@ -407,6 +416,26 @@ class PopHandlers:
             queue.reading = False
             raise
 
+    def _withdraw(self, pop: PopRecords, command: Command) -> Command:
+        """Nobody waits for this attempt any more, also if it comes only now: it leaves, and what it
+        took comes again at once.
+        """
+        self._withdrawn[pop.attempt] = None
+        while len(self._withdrawn) > WITHDRAWN_MAX:
+            self._withdrawn.popitem(last=False)
+        waiting = self.waiting.withdraw((pop.group, pop.topic), pop.attempt)
+        if waiting is not None:
+            self._answer(
+                waiting.command, waiting.peer, lambda: self._nothing(waiting.command, Look.EMPTY)
+            )
+        for key in self._keys(pop):
+            queue = self._ledger.find(key)
+            lease = None if queue is None else queue.taken_by(pop.attempt)
+            if lease is not None:
+                self._ledger.change(key, lease.id, lease.open, 0, False)
+                self._move()
+        return command.answer(ResponseCode.PULL_NOT_FOUND)
+
     def _hand_out_again(self, pop: PopRecords, command: Command, peer: Peer) -> bool:
         """The messages that this attempt took before; its answer got lost. False when it took none,
         or something became of them.
@@ -463,7 +492,8 @@ class PopHandlers:
         if isinstance(outcome, Exception):
             raise outcome
         unchanged = self._ledger.find(key) is queue and queue.next_offset == offset
-        if unchanged and self._granted(pop, key, queue, outcome, page):
+        wanted = pop.attempt not in self._withdrawn
+        if wanted and unchanged and self._granted(pop, key, queue, outcome, page):
             return self._page_answer(command, page)
         return command.answer(ResponseCode.PULL_RETRY_IMMEDIATELY)
 

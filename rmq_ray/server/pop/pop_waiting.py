@@ -122,6 +122,16 @@ class PopWaiting:
         heapq.heappush(self._deadlines, (self._clock.now_ms() + pop.wait_ms, self._numbers, name))
         self._park(room, pop)
 
+    def withdraw(self, name: RoomName, attempt: int) -> WaitingPop | None:
+        """The pop of this attempt, which leaves; its answer is the caller's to send."""
+        room = self._rooms.get(name)
+        for waiting in list(room.waiting.values()) if room is not None and attempt else ():
+            if waiting.pop.attempt == attempt:
+                assert room is not None
+                self._leave(room, waiting)
+                return waiting
+        return None
+
     def wake(self, name: RoomName) -> None:
         """Look again for this room, soon."""
         room = self._rooms.get(name)

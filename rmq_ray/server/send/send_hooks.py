@@ -6,7 +6,7 @@ accounting, audit, tracing on the server's side.
 The hooks are objects with ``before(ctx)`` and ``after(ctx)``, pickled with the configuration.
 
 Decides what a hook sees. Hooks run in the broker's loop: they must not block. One that raises is
-logged; the send goes on. A broker without hooks has its handlers as they are.
+logged, also where it exits; the send goes on. A broker without hooks has its handlers as they are.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 from rmq_ray.codec.record import decode_record
 from rmq_ray.errors import RmqError
+from rmq_ray.guard import guarded
 from rmq_ray.ports import Peer
 from rmq_ray.remoting.request_table import Handler, Row
 from rmq_ray.remoting.wire.codes import RequestCode
@@ -123,7 +124,5 @@ def _context(command: Command, peer: Peer) -> BrokerSendContext | None:
 
 
 def _call(hook: Any, method: str, ctx: BrokerSendContext) -> None:
-    try:
-        getattr(hook, method)(ctx)
-    except Exception:  # what watches a send must not break it
-        log.warning("%s.%s failed; the send goes on", type(hook).__name__, method, exc_info=True)
+    kind = f"{type(hook).__name__}.{method}"
+    guarded(log, kind, getattr(hook, method), ctx, then="the send goes on")

@@ -29,6 +29,7 @@ from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import ResetOffsetHeader
 from rmq_ray.remoting.wire.pops import (
+    WITHDRAWN,
     LeasedRecords,
     PopRecords,
     Settle,
@@ -711,3 +712,48 @@ def test_under_sync_flush_a_copy_moves_the_commit_when_it_is_durable(tmp_path: P
     pass_ms(bench, 300)
     assert commits(bench)[TOPIC] == {0: 1}
     bench.close()
+
+
+def test_a_pop_for_which_nobody_waits_any_more_takes_nothing(bench: Bench, worker: Worker) -> None:
+    bench.send(TOPIC, 0, [b"old"])
+    worker.pop()
+    worker.take()
+    assert bench.core.handle(worker.pop_command(wait_ms=10_000, attempt=81), worker) is None
+    assert worker.ask(attempt=81, again=WITHDRAWN).code == ResponseCode.PULL_NOT_FOUND
+    (left,) = [answer.code for answer in worker.take() if answer.is_response]
+    assert (left, bench.core.pops.status()["waiting"]) == (ResponseCode.PULL_NOT_FOUND, 0)
+    bench.send(TOPIC, 0, [b"new"])
+    bench.offload.drain()
+    assert texts(worker.pop()) == [b"new"]
+
+
+def test_what_it_had_taken_comes_again_at_once_unless_something_became_of_it(
+    bench: Bench, worker: Worker
+) -> None:
+    bench.send(TOPIC, 0, [b"a", b"b"])
+    (first,) = worker.pop(1, attempt=82, invisible_ms=3_600_000)
+    worker.pop(1, attempt=83, invisible_ms=3_600_000)
+    worker.settle(first, 1)
+    for attempt in (82, 83):
+        assert worker.ask(attempt=attempt, again=WITHDRAWN).code == ResponseCode.PULL_NOT_FOUND
+    pass_ms(bench, 300)
+    assert texts(worker.pop()) == [b"b"]
+
+
+def test_a_pop_that_is_read_from_a_cold_disk_or_comes_late_is_withdrawn_too(
+    bench: Bench, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.send(TOPIC, 0, [b"a"])
+    with monkeypatch.context() as cold:
+        cold.setattr(MessageStore, "is_cold_pull", lambda *_: True)
+        bench.offload.held = True
+        worker.take()
+        assert bench.core.handle(worker.pop_command(attempt=84), worker) is None
+        worker.ask(attempt=84, again=WITHDRAWN)
+        bench.offload.held = False
+        bench.offload.run()
+        (late,) = [answer.code for answer in worker.take() if answer.is_response]
+        assert late == ResponseCode.PULL_RETRY_IMMEDIATELY
+    worker.ask(attempt=85, again=WITHDRAWN)
+    assert worker.pop(attempt=85) == [], "its withdrawal overtook it"
+    assert texts(worker.pop()) == [b"a"]

@@ -1,0 +1,193 @@
+"""Who stops waiting for a message takes none: every way to wait for a time, given up in every way.
+
+A pop waits at the broker. ``WAYS`` are all calls that wait so; each is given up while it does, and
+the next message must come to somebody else at once, for the first time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from rmq_ray.actors.durable_queue import Queue
+from rmq_ray.client.pop.patience import Patience
+from rmq_ray.client.pop.simple_consumer import SimpleConsumer
+from rmq_ray.client.producer.producer import Producer
+from tests.support.brokers.live_cluster import LiveCluster
+from tests.support.source_rules import package_modules
+from tests.support.waiting import eventually, eventually_async
+
+NAMES = iter(range(1_000_000))
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
+    with LiveCluster(tmp_path_factory.mktemp("live")) as live:
+        yield live
+
+
+def waiting(cluster: LiveCluster) -> int:
+    core = cluster.brokers[0].core
+    assert core is not None
+    return int(core.pops.status()["waiting"])
+
+
+def queue_of(cluster: LiveCluster, name: str) -> Queue:
+    at = cluster.lookup()
+    return Queue(name, cluster=at.cluster, name_servers=at.name_servers, secret=at.secret)
+
+
+def interrupted(cluster: LiveCluster, call: Callable[[], object]) -> None:
+    """Ctrl-C, which is how ``ray.cancel`` comes, too."""
+
+    def strike() -> None:
+        eventually(lambda: waiting(cluster))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=strike)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        call()
+    thread.join()
+
+
+def cancelled(cluster: LiveCluster, call: Callable[[], Any]) -> None:
+    async def run() -> None:
+        task = asyncio.ensure_future(call())
+        await eventually_async(lambda: waiting(cluster))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(run())
+
+
+def get(cluster: LiveCluster, queue: Queue, consumer: SimpleConsumer) -> None:
+    interrupted(cluster, queue.get)
+
+
+def get_async(cluster: LiveCluster, queue: Queue, consumer: SimpleConsumer) -> None:
+    cancelled(cluster, queue.get_async)
+
+
+def receive(cluster: LiveCluster, queue: Queue, consumer: SimpleConsumer) -> None:
+    interrupted(cluster, lambda: consumer.receive(invisible=3_600, wait=30))
+
+
+def receive_async(cluster: LiveCluster, queue: Queue, consumer: SimpleConsumer) -> None:
+    cancelled(cluster, lambda: consumer.receive_async(invisible=3_600, wait=30))
+
+
+def patience(cluster: LiveCluster, queue: Queue, consumer: SimpleConsumer) -> None:
+    mine, got = Patience(), []
+    thread = threading.Thread(
+        target=lambda: got.append(consumer.receive(invisible=3_600, wait=30, patience=mine))
+    )
+    thread.start()
+    eventually(lambda: waiting(cluster))
+    assert mine.give_up()
+    thread.join(20)
+    assert got == [[]]
+
+
+def close(cluster: LiveCluster, queue: Queue, consumer: SimpleConsumer) -> None:
+    """Of a consumer whose connections others go on with. Serve's workers end so."""
+    got: list[Any] = []
+    with SimpleConsumer(
+        consumer.topic, f"{consumer.topic}-b", discovery=cluster, client_id="shared"
+    ):
+        thread = threading.Thread(
+            target=lambda: got.append(consumer.receive(invisible=3_600, wait=30))
+        )
+        thread.start()
+        eventually(lambda: waiting(cluster))
+        consumer.close()
+        eventually(lambda: not waiting(cluster))
+        thread.join(20)
+    assert got == [[]]
+
+
+WAYS = (get, get_async, receive, receive_async, patience, close)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_a_wait_that_is_given_up_takes_nothing(cluster: LiveCluster, way: Any) -> None:
+    name = f"waits-{next(NAMES)}"
+    with queue_of(cluster, name) as queue, Producer("p", discovery=cluster) as producer:
+        assert queue.empty()
+        consumer = SimpleConsumer(name, name, discovery=cluster, client_id="shared")
+        with consumer:
+            way(cluster, queue, consumer)
+            eventually(lambda: not waiting(cluster))
+            producer.send(name, b"item")
+            with SimpleConsumer(name, name, discovery=cluster) as other:
+                (message,) = other.receive(1, wait=20)
+    assert (message.body, message.reconsume_times) == (b"item", 0)
+
+
+def test_what_came_before_the_interruption_is_given_back_at_once(
+    cluster: LiveCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"waits-{next(NAMES)}"
+    with queue_of(cluster, name) as queue:
+        queue.put("item")
+        monkeypatch.setattr(queue, "_value", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            queue.get()
+        monkeypatch.undo()
+        assert queue.get(timeout=20) == "item"
+
+
+def interrupt(_message: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_an_item_that_was_taken_as_its_getter_was_cancelled_is_the_next_one_here(
+    cluster: LiveCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"waits-{next(NAMES)}"
+    taken, cancel = threading.Event(), threading.Event()
+    with queue_of(cluster, name) as queue:
+        settle = queue._taken
+
+        def late(found: Any) -> Any:
+            values = settle(found)
+            taken.set()
+            assert cancel.wait(20)
+            return values
+
+        monkeypatch.setattr(queue, "_taken", late)
+        queue.put("first")
+        queue.put("second")
+
+        async def run() -> None:
+            task = asyncio.ensure_future(queue.get_async())
+            await eventually_async(taken.is_set)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            cancel.set()
+
+        asyncio.run(run())
+        assert [queue.get(timeout=20) for _ in range(2)] == ["first", "second"]
+
+
+def test_every_wait_with_a_lease_walks_through_one_place() -> None:
+    texts = {module.name: module.text for module in package_modules()}
+    asks = {name for name, text in texts.items() if "RequestCode.POP_RECORDS" in text}
+    assert {name for name in asks if name.startswith("client/")} == {"client/pop/pop_client.py"}
+    pops = {name for name, text in texts.items() if re.search(r"\bpops\.pop\(", text)}
+    assert pops == {"client/pop/simple_consumer.py"}
+    receives = {name for name, text in texts.items() if re.search(r"onsumer\.receive\w*\(", text)}
+    assert receives == {
+        "actors/durable_queue.py",  # get, get_async
+        "client/pop/simple_consumer.py",  # an example
+        "serve/task_worker.py",  # in a thread of its own, which ends with close
+    }
