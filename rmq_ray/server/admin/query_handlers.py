@@ -106,7 +106,7 @@ class QueryHandlers:
             self._check_topic(peer, Action.SUB, decode_record(record).topic)
             return command.answer(fields={}, body=record)
 
-        self._later(command, peer, lambda: store.record_at(offset), answer)
+        self._later(command, peer, lambda: store.view_at(offset), answer)
 
     def topic_stats(self, command: Command, peer: Peer) -> None:
         """202: offsets and last store time of each queue; a field tells how long the topic keeps

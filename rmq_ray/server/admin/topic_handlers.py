@@ -6,7 +6,7 @@ the change is on disk (``after_save``). Called by the broker's table of handlers
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import RmqError
@@ -38,6 +38,7 @@ from rmq_ray.server.groups.membership import GroupMembership
 from rmq_ray.server.tables.group_table import GroupTable
 from rmq_ray.server.tables.offset_table import OffsetTable
 from rmq_ray.server.tables.topic_table import QUEUES_MAX, TopicTable
+from rmq_ray.store.tables.topic_lives import encode_lives
 
 PERMISSIONS = int(Permission.READ_WRITE | Permission.INHERIT | Permission.PRIORITY)
 Save = Callable[[Saved], None]
@@ -148,7 +149,9 @@ class TopicHandlers:
 
     def all_topics(self, command: Command, peer: Peer) -> Command:
         """21."""
-        return command.answer(body=bodies.encode_topic_configs(*self._topics.snapshot()))
+        store = self._keeper.store
+        lives = {} if store is None else encode_lives(store.lives.snapshot())
+        return command.answer(body=bodies.encode_topic_configs(*self._topics.snapshot(), lives))
 
     def topic_config(self, command: Command, peer: Peer) -> Command:
         """351: one topic's settings."""
@@ -159,8 +162,8 @@ class TopicHandlers:
         return command.answer(fields={}, body=bodies.write(bodies.encode_topic(config)))
 
     def delete_topic(self, command: Command, peer: Peer) -> None:
-        """215: the topic, its queues and its groups' offsets; the log keeps its records. Fine when
-        it does not exist.
+        """215: the topic, its queues and its groups' offsets; the log keeps its records, which
+        nobody finds any more, as long as retention does. Fine when it does not exist.
         """
         topic = TopicHeader.from_fields(command.fields).topic
         check_topic(topic)
@@ -168,17 +171,31 @@ class TopicHandlers:
             raise Refused(
                 f"The topic[{topic}] is conflict with system topic.", ResponseCode.SYSTEM_ERROR
             )
-        self._topics.delete(topic)
-        self._offsets.forget_topic(topic)
-        self._gone("topic", topic)
+        gone = self._forget_topics((topic,))
+        self._save_topics(lambda error: self._removed(command, peer, gone, error))
 
-        def remove_queues(error: Exception | None) -> None:
-            store = self._keeper.store
-            if error is None and store is not None:
-                store.delete_topic(topic)
-            self._saved(command, peer, error)
+    def _forget_topics(self, topics: Sequence[str]) -> list[str]:
+        """Nobody finds anything of them any more; which of them there were."""
+        store = self._keeper.store
+        if store is None:
+            raise self._keeper.refusal()
+        stored = store.topics()
+        gone = [topic for topic in topics if topic in self._topics or topic in stored]
+        for topic in gone:
+            store.end_topic(topic)
+            self._topics.delete(topic)
+            self._offsets.forget_topic(topic)
+            self._gone("topic", topic)
+        return gone
 
-        self._save_topics(remove_queues)
+    def _removed(
+        self, command: Command, peer: Peer, topics: Sequence[str], error: Exception | None
+    ) -> None:
+        """That they are gone is on disk: their files go, too."""
+        store = self._keeper.store
+        for topic in topics if error is None and store is not None else ():
+            store.delete_topic(topic)  # type: ignore[union-attr]
+        self._saved(command, peer, error)
 
     def topic_groups(self, command: Command, peer: Peer) -> Command:
         """300: groups that consume a topic, now or before."""

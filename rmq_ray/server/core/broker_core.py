@@ -421,6 +421,7 @@ class BrokerCore:
                 self.tables.filters if self.config.store.filter_bit_maps else None,
             ),
             new_epoch=epoch,
+            lives=self.tables.lives,
         )
 
     def _set_timers(self) -> None:
