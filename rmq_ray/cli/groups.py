@@ -195,13 +195,17 @@ def clone(options: Options, source: str, target: str, topic: str, execute: bool)
 
 @group.command()
 @click.argument("name", shell_complete=group_names)
+@click.option("--keep-dead-letters", is_flag=True, help="Its dead letters stay.")
 @pass_options
 @told
-def delete(options: Options, name: str) -> None:
-    """Forget a group and its positions; its consumers must be stopped."""
-    options.confirm(f"Delete group {name} and its positions?")
-    options.admin.delete_group(name)
-    output.record({"group": name, "state": "deleted"}, options.style)
+def delete(options: Options, name: str, keep_dead_letters: bool) -> None:
+    """Forget a group: its positions, what waits to be consumed again, its dead letters; its
+    consumers must be stopped.
+    """
+    dead = "" if keep_dead_letters else " and its dead letters"
+    options.confirm(f"Delete group {name}, its positions, what it was to retry{dead}?")
+    gone = options.admin.delete_group(name, keep_dead_letters=keep_dead_letters)
+    output.record({"group": name, "state": "deleted", "topics": gone}, options.style)
 
 
 def _with_locks(clients: list[dict[str, Any]], locks: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -111,6 +111,7 @@ def create(
     type=click.Choice(["2", "4", "6"]),
     help="2 = write, 4 = read, 6 = both.",
 )
+@click.option("--force", is_flag=True, help="Fewer queues, whatever the others still hold.")
 @_RETENTION
 @_bounds
 @pass_options
@@ -121,10 +122,15 @@ def alter(
     name: str,
     queues: int | None,
     permission: str | None,
+    force: bool,
     retention: int | None,
     **bounds: Any,
 ) -> None:
-    """Change what is given of a topic, on every broker that has it, and leave the rest."""
+    """Change what is given of a topic, on every broker that has it, and leave the rest.
+
+    With fewer queues the others take no more messages, and can be read until all is consumed that
+    they hold: say it again then, or --force.
+    """
     perm = None if permission is None else int(permission)
     own = _given(retention_hours=retention, **bounds)
     changed = _given(queues=queues, perm=perm) | own
@@ -133,8 +139,14 @@ def alter(
             "say what to change: --queues, --perm, --retention, --slots, --slot-bytes or "
             "--slots-group"
         )
-    options.admin.alter_topic(name, queues=queues, permission=perm, **own)
+    rest = options.admin.alter_topic(name, queues=queues, permission=perm, force=force, **own)
     output.record({"topic": name, **changed}, options.style)
+    for row in rest:
+        click.echo(
+            f"queue {row['queue']} of broker {row['broker']} holds {row['messages']} messages that "
+            f"are not consumed: it can be read until then; say it again, or --force",
+            err=True,
+        )
 
 
 @topic.command()
@@ -158,10 +170,10 @@ def describe(options: Options, name: str) -> None:
 @pass_options
 @told
 def delete(options: Options, name: str) -> None:
-    """Delete a topic; its messages become unreadable at once."""
+    """Delete a topic; its messages become unreadable at once, its groups' positions go."""
     options.confirm(f"Delete topic {name} and all that it holds?")
-    options.admin.delete_topic(name)
-    output.record({"topic": name, "state": "deleted"}, options.style)
+    gone = options.admin.delete_topic(name)
+    output.record({"topic": name, "state": "deleted", **gone}, options.style)
 
 
 def _given(**settings: Any) -> dict[str, Any]:

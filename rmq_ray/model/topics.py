@@ -21,6 +21,8 @@ CODED_TOPICS = frozenset((SCHEDULE_TOPIC, TIMER_TOPIC))
 """Topics whose queue entries carry a number of their own in place of the tag's code: mostly the
 time at which they are due.
 """
+WAITING_TOPICS = frozenset((SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC))
+"""Topics whose messages wait for another one, that REAL_TOPIC names."""
 TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
 SELF_TEST_TOPIC = "SELF_TEST_TOPIC"
 BENCHMARK_TOPIC = "BenchmarkTest"

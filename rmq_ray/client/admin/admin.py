@@ -16,8 +16,9 @@ import msgpack
 
 from rmq_ray.client.admin.access_control import AccessControl
 from rmq_ray.client.admin.admin_groups import AdminGroups
-from rmq_ray.client.admin.admin_link import POLL_MS, accepted, body_of
+from rmq_ray.client.admin.admin_link import POLL_MS, body_of
 from rmq_ray.client.admin.admin_settings import AdminSettings
+from rmq_ray.client.admin.unread import unread
 from rmq_ray.codec.record import decode_record, parse_offset_message_id, record_row
 from rmq_ray.errors import AdminError, ClientError
 from rmq_ray.model.ids import Address, MessageQueue
@@ -141,9 +142,15 @@ class Admin(AdminGroups, AdminSettings):
         slots: int | None = None,
         slot_bytes: int | None = None,
         slots_group: str | None = None,
-    ) -> None:
+        force: bool = False,
+    ) -> list[dict[str, Any]]:
         """Change what is given of a topic, on every master that has it, and leave the rest; see
         ``create_topic``. ``TopicNotFound`` where no broker has it.
+
+        With fewer ``queues`` nothing is sent to the others from now on, and they can be read as
+        long as one of them holds messages that a group has not consumed. Those are returned, a row
+        for each queue: broker, queue, messages; the next such call takes the queues away once
+        nothing is left. ``force``: they go at once, with what they hold.
         """
         check_topic(name)
         _check_settings(
@@ -157,16 +164,40 @@ class Admin(AdminGroups, AdminSettings):
         if not known:
             raise self._no_topic(name)
         made = {}
+        rest: list[dict[str, Any]] = []
         for broker, config in known.items():
+            address = masters[broker]
             changed = replace(
                 config,
                 read_queues=config.read_queues if queues is None else queues,
                 write_queues=config.write_queues if queues is None else queues,
                 permission=config.permission if permission is None else permission,
             )
-            self._put_topic(broker, masters[broker], changed, changes)
+            if changed.read_queues < config.read_queues and not force:
+                kept = replace(changed, read_queues=config.read_queues)
+                self._put_topic(broker, address, kept, changes)
+                left = self._unread(broker, address, changed, config.read_queues)
+                rest += left
+                changed = kept if left else changed
+            self._put_topic(broker, address, changed, changes)
             made[broker] = (changed.read_queues, changed.write_queues, changed.permission)
         self._wait_for_route(name, made)
+        return rest
+
+    def _unread(
+        self, broker: str, address: Address, config: TopicConfig, queues: int
+    ) -> list[dict[str, Any]]:
+        """Of its queues from the last that stays up to ``queues``."""
+        failure = f"broker {broker} did not tell what is unread of topic {config.name!r}"
+        found = unread(
+            lambda command: self._ask(address, command, failure),
+            config.name,
+            range(config.read_queues, queues),
+        )
+        return [
+            {"broker": broker, "queue": queue_id, "messages": count}
+            for queue_id, count in found.items()
+        ]
 
     def _put_topic(
         self, broker: str, address: Address, config: TopicConfig, changes: str | None
@@ -188,23 +219,26 @@ class Admin(AdminGroups, AdminSettings):
             f"broker {broker} did not create topic {config.name!r}",
         )
 
-    def delete_topic(self, name: str) -> None:
-        """Delete a topic on every master and at the name server. ``TopicNotFound`` where no broker
+    def delete_topic(self, name: str) -> dict[str, Any]:
+        """Delete a topic on every master and at the name server. Returns what went with it:
+        ``messages``, and the ``groups`` that had positions in it. ``TopicNotFound`` where no broker
         has it.
         """
         check_topic(name)
         self.route(name)
         fields = TopicHeader(topic=name).to_fields()
+        messages, groups = 0, set[str]()
         for broker, address in self.masters().items():
-            self._ask(
+            answer = self._ask(
                 address,
                 Command(RequestCode.DELETE_TOPIC_IN_BROKER, fields=fields),
                 f"broker {broker} did not delete topic {name!r}",
             )
-        for answer in self._client().link.every_name_server_invoke(
-            Command(RequestCode.DELETE_TOPIC_IN_NAMESRV, fields=fields), self._timeout_ms
-        ):
-            accepted(answer, f"a name server did not delete topic {name!r}")
+            told = answer.fields or {}
+            messages += int(told.get("messages", 0))
+            groups.update(filter(None, told.get("groups", "").split(",")))
+        self._forget_route(name)
+        return {"messages": messages, "groups": sorted(groups)}
 
     def route(self, name: str) -> TopicRoute:
         """Where a topic's queues are. ``TopicNotFound`` where nobody has it."""

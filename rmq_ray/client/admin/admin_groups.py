@@ -302,21 +302,30 @@ class AdminGroups(AdminLink):
         check_group(group)
         self._make_known(group)
 
-    def delete_group(self, group: str) -> None:
-        """Forget the group and its positions on every master. ``AdminError`` while a consumer of it
-        runs, ``GroupNotFound``.
+    def delete_group(self, group: str, *, keep_dead_letters: bool = False) -> dict[str, int]:
+        """Forget the group on every master: its positions, what waits to be consumed again, and its
+        dead letters unless ``keep_dead_letters``; a group of that name begins anew. Returns the
+        topics that went along and how many messages they held. ``AdminError`` while a consumer of
+        it runs, ``GroupNotFound``.
         """
         if clients := {row["client_id"] for row in self.group_clients(group)}:
             raise AdminError(
                 f"{len(clients)} consumers of group {group!r} are running: stop them first", group
             )
-        fields = DeleteGroupHeader(group_name=group, remove_offset=True).to_fields()
+        fields = DeleteGroupHeader(group, True, keep_dead_letters or None).to_fields()
+        gone: dict[str, int] = {}
         for broker, address in self.masters().items():
-            self._ask(
+            answer = self._ask(
                 address,
                 Command(RequestCode.DELETE_SUBSCRIPTIONGROUP, fields=fields),
                 f"broker {broker} did not delete group {group!r}",
             )
+            for told in filter(None, (answer.fields or {}).get("topics", "").split(",")):
+                topic, _, count = told.partition("=")
+                gone[topic] = gone.get(topic, 0) + int(count)
+        for topic in gone:
+            self._forget_route(topic)
+        return gone
 
     def _connections(self, group: str) -> dict[str, Buffer]:
         """Broker -> its answer about running consumers, where there are some."""

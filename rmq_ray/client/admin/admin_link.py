@@ -17,6 +17,7 @@ from rmq_ray.ports import Discovery, ExplainsAbsence
 from rmq_ray.remoting.wire.bodies import decode_cluster_info
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Buffer, Command
+from rmq_ray.remoting.wire.headers import TopicHeader
 
 TIMEOUT_MS = 10_000
 POLL_MS = 5
@@ -121,6 +122,14 @@ class AdminLink:
             ):
                 return accepted(answer, failure, accept)
             clock.sleep_ms(AGAIN_MS)
+
+    def _forget_route(self, topic: str) -> None:
+        """Every name server forgets a topic that the brokers have deleted."""
+        fields = TopicHeader(topic=topic).to_fields()
+        for answer in self._client().link.every_name_server_invoke(
+            Command(RequestCode.DELETE_TOPIC_IN_NAMESRV, fields=fields), self._timeout_ms
+        ):
+            accepted(answer, f"a name server did not delete topic {topic!r}")
 
     def _name_server(self, command: Command, accept: Iterable[int] = ()) -> Command:
         return accepted(

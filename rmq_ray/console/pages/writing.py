@@ -32,7 +32,7 @@ def alter_topic(visit: Visit) -> Response:
     check_topic(name)
     queues, hours = visit.field("queues").strip(), visit.field("retention_hours").strip()
     permission = visit.field("permission")
-    visit.source.admin.alter_topic(
+    rest = visit.source.admin.alter_topic(
         name,
         queues=visit.number("queues", 1, 1, 4_096) if queues else None,
         permission=visit.number("permission", 6, 2, 6) if permission else None,
@@ -40,7 +40,11 @@ def alter_topic(visit: Visit) -> Response:
         if hours
         else None,
     )
-    return visit.done(f"/topics/{_quoted(name)}", f"Topic {name} is set as told.")
+    unread = sum(row["messages"] for row in rest)
+    told = f" {unread} messages in queues that go are not consumed yet: they can be read."
+    return visit.done(
+        f"/topics/{_quoted(name)}", f"Topic {name} is set as told.{told if rest else ''}"
+    )
 
 
 def alter_group(visit: Visit) -> Response:

@@ -485,9 +485,13 @@ def decode_topic(found: Mapping[str, Any]) -> TopicConfig:
     )
 
 
-def encode_topic_configs(topics: Mapping[str, TopicConfig], version: DataVersion) -> bytes:
-    """Answer to GET_ALL_TOPIC_CONFIG 21."""
-    return write(_wrapper(topics, version))
+def encode_topic_configs(
+    topics: Mapping[str, TopicConfig], version: DataVersion, more: Mapping[str, Any] | None = None
+) -> bytes:
+    """Answer to GET_ALL_TOPIC_CONFIG 21. ``more``: members of ours, for slaves; others' clients
+    leave them out.
+    """
+    return write({**_wrapper(topics, version), **(more or {})})
 
 
 @shaped

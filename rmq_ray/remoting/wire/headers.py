@@ -425,10 +425,13 @@ class TopicHeader(Header):
 
 @header()
 class DeleteGroupHeader(Header):
-    """DELETE_SUBSCRIPTIONGROUP 207."""
+    """DELETE_SUBSCRIPTIONGROUP 207. ``remove_offset``: all that the group has goes, too; ours:
+    ``keep_dead_letters``, but for its dead letters.
+    """
 
     group_name: str
     remove_offset: bool | None = None
+    keep_dead_letters: bool | None = None
 
 
 @header()

@@ -137,7 +137,7 @@ def _read(store: MessageStore, asked: _Asked, scan: Scan | None) -> dict[str, An
     more = more or len(places) > count
     places = places[:count]
     logs = [place.log_offset for place in places]
-    records = store.records_at(logs, ANSWER_BYTES_MAX) if logs else []
+    records = store.views_at(logs, ANSWER_BYTES_MAX) if logs else []
     return {
         "queues": rows,
         "messages": [

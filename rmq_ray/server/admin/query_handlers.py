@@ -106,7 +106,7 @@ class QueryHandlers:
             self._check_topic(peer, Action.SUB, decode_record(record).topic)
             return command.answer(fields={}, body=record)
 
-        self._later(command, peer, lambda: store.record_at(offset), answer)
+        self._later(command, peer, lambda: store.view_at(offset), answer)
 
     def topic_stats(self, command: Command, peer: Peer) -> None:
         """202: offsets and last store time of each queue; a field tells how long the topic keeps
@@ -168,6 +168,11 @@ class QueryHandlers:
         body = bodies_admin.encode_consume_queue(low, high, entries, subscription)
         return command.answer(fields={}, body=body)
 
+    def _reached(self, store: MessageStore, topic: str, group: str, queue_id: int) -> int:
+        """The group's position; without one, where the queue of the topic began."""
+        offset = self._offsets.query(topic, group, queue_id)
+        return store.lives.begin(topic, queue_id) if offset is None else offset
+
     def consume_stats(self, command: Command, peer: Peer) -> None:
         """208: how far a group is, per queue; without a topic all that it consumes."""
         header = ConsumeStatsHeader.from_fields(command.fields)
@@ -181,7 +186,7 @@ class QueryHandlers:
                     (
                         topic,
                         queue_id,
-                        self._offsets.query(topic, header.consumer_group, queue_id) or 0,
+                        self._reached(store, topic, header.consumer_group, queue_id),
                         self._offsets.committed_age_ms(topic, header.consumer_group, queue_id),
                     )
                 )

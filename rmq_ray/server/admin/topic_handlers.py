@@ -6,7 +6,7 @@ the change is on disk (``after_save``). Called by the broker's table of handlers
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import RmqError
@@ -22,7 +22,9 @@ from rmq_ray.model.topics import (
     TopicConfig,
     bound_number,
     bound_of,
+    dlq_topic,
     retention_of,
+    retry_topic,
     topic_attributes,
 )
 from rmq_ray.ports import Peer
@@ -38,6 +40,7 @@ from rmq_ray.server.groups.membership import GroupMembership
 from rmq_ray.server.tables.group_table import GroupTable
 from rmq_ray.server.tables.offset_table import OffsetTable
 from rmq_ray.server.tables.topic_table import QUEUES_MAX, TopicTable
+from rmq_ray.store.tables.topic_lives import encode_lives
 
 PERMISSIONS = int(Permission.READ_WRITE | Permission.INHERIT | Permission.PRIORITY)
 Save = Callable[[Saved], None]
@@ -148,7 +151,9 @@ class TopicHandlers:
 
     def all_topics(self, command: Command, peer: Peer) -> Command:
         """21."""
-        return command.answer(body=bodies.encode_topic_configs(*self._topics.snapshot()))
+        store = self._keeper.store
+        lives = {} if store is None else encode_lives(store.lives.snapshot())
+        return command.answer(body=bodies.encode_topic_configs(*self._topics.snapshot(), lives))
 
     def topic_config(self, command: Command, peer: Peer) -> Command:
         """351: one topic's settings."""
@@ -159,8 +164,9 @@ class TopicHandlers:
         return command.answer(fields={}, body=bodies.write(bodies.encode_topic(config)))
 
     def delete_topic(self, command: Command, peer: Peer) -> None:
-        """215: the topic, its queues and its groups' offsets; the log keeps its records. Fine when
-        it does not exist.
+        """215: the topic, its queues and its groups' offsets; the log keeps its records, which
+        nobody finds any more, as long as retention does. Fine when it does not exist. The answer
+        says what went: ``messages``, and ``groups`` that had positions.
         """
         topic = TopicHeader.from_fields(command.fields).topic
         check_topic(topic)
@@ -168,17 +174,42 @@ class TopicHandlers:
             raise Refused(
                 f"The topic[{topic}] is conflict with system topic.", ResponseCode.SYSTEM_ERROR
             )
-        self._topics.delete(topic)
-        self._offsets.forget_topic(topic)
-        self._gone("topic", topic)
+        groups = self._offsets.groups_of(topic)
+        gone = self._forget_topics((topic,))
+        told = {"messages": str(sum(gone.values())), "groups": ",".join(sorted(groups))}
 
-        def remove_queues(error: Exception | None) -> None:
-            store = self._keeper.store
-            if error is None and store is not None:
-                store.delete_topic(topic)
-            self._saved(command, peer, error)
+        def saved(error: Exception | None) -> None:
+            self._free(gone, error)
+            self._saved(command, peer, error, told)
 
-        self._save_topics(remove_queues)
+        self._save_topics(saved)
+
+    def _forget_topics(self, topics: Sequence[str]) -> dict[str, int]:
+        """Nobody finds anything of them any more; which of them there were, and how many messages
+        they held.
+        """
+        store = self._keeper.store
+        if store is None:
+            raise self._keeper.refusal()
+        held: dict[str, int] = {}
+        for (topic, _), (low, high) in store.queues().items():
+            if topic in topics:
+                held[topic] = held.get(topic, 0) + high - low
+        gone = {
+            topic: held.get(topic, 0) for topic in topics if topic in self._topics or topic in held
+        }
+        for topic in gone:
+            store.end_topic(topic)
+            self._topics.delete(topic)
+            self._offsets.forget_topic(topic)
+            self._gone("topic", topic)
+        return gone
+
+    def _free(self, topics: Iterable[str], error: Exception | None) -> None:
+        """Once it is on disk that they are gone, their files go, too."""
+        store = self._keeper.store
+        for topic in topics if error is None and store is not None else ():
+            store.delete_topic(topic)  # type: ignore[union-attr]
 
     def topic_groups(self, command: Command, peer: Peer) -> Command:
         """300: groups that consume a topic, now or before."""
@@ -202,7 +233,10 @@ class TopicHandlers:
         return command.answer(body=bodies_admin.encode_group_configs(*self._groups.snapshot()))
 
     def delete_group(self, command: Command, peer: Peer) -> None:
-        """207: the settings, and the offsets where asked."""
+        """207: the settings; where asked, all that the group has, too: its offsets, what waits to
+        be consumed again, and its dead letters, but for those that are to be kept. The answer says
+        which topics went, and with how many messages.
+        """
         header = DeleteGroupHeader.from_fields(command.fields)
         if is_system_group(header.group_name):
             raise Refused(
@@ -211,13 +245,39 @@ class TopicHandlers:
             )
         self._groups.delete(header.group_name)
         self._gone("group", header.group_name)
+        gone: dict[str, int] = {}
         if header.remove_offset:
             self._offsets.forget_group(header.group_name)
-        self._save_groups(lambda error: self._saved(command, peer, error))
+            own = [retry_topic(header.group_name)]
+            if not header.keep_dead_letters:
+                own.append(dlq_topic(header.group_name))
+            gone = self._forget_topics(own)
+        told = {"topics": ",".join(f"{topic}={count}" for topic, count in gone.items())}
 
-    def _saved(self, command: Command, peer: Peer, error: Exception | None) -> None:
+        def saved(error: Exception | None) -> None:
+            self._saved(command, peer, error, told)
+
+        def topics_saved(error: Exception | None) -> None:
+            self._free(gone, error)
+            if error is None:
+                self._save_groups(saved)
+            else:
+                saved(error)
+
+        if gone:
+            self._save_topics(topics_saved)
+        else:
+            self._save_groups(saved)
+
+    def _saved(
+        self,
+        command: Command,
+        peer: Peer,
+        error: Exception | None,
+        told: dict[str, str] | None = None,
+    ) -> None:
         if error is None:
-            self._answer(command, peer, lambda: command.answer(fields={}))
+            self._answer(command, peer, lambda: command.answer(fields=told or {}))
         else:
             remark = f"the change is in memory, its file could not be written: {error}"
             self._answer(

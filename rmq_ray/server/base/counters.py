@@ -56,6 +56,7 @@ class Counters:
     dead_letters: int = 0
     delayed_delivered: int = 0
     delayed_dropped: int = 0
+    dropped_deleted: int = 0
     timed_delivered: int = 0
     timed_dropped: int = 0
     timed_rolled: int = 0

@@ -50,6 +50,7 @@ from rmq_ray.server.security.access_copy import AccessCopy
 from rmq_ray.server.security.access_guard import AccessGuard
 from rmq_ray.server.security.audit_log import AuditLog
 from rmq_ray.server.send.message_writer import MessageWriter
+from rmq_ray.server.send.own_writes import OwnWrites
 from rmq_ray.server.send.send_hooks import hooked
 from rmq_ray.server.send.send_path import Acknowledgements
 from rmq_ray.server.slave.replica import FollowerParts
@@ -183,11 +184,13 @@ class BrokerCore:
             config.timer_max_delay_hours * HOUR_MS,
             self.counters,
         )
-        self.delays = DelayService(self.levels, self.keeper, self.writer, self.counters)
+        self.own = own = OwnWrites(self.keeper, self.tables.topics, self.counters)
+        self.delays = DelayService(self.levels, self.keeper, self.writer, own, self.counters)
         self.timed = TimerService(
             config,
             self.keeper,
             self.writer,
+            own,
             self.tables.topics,
             self.counters,
             self._files,
@@ -197,6 +200,7 @@ class BrokerCore:
             config,
             self.keeper,
             self.writer,
+            own,
             self.tables.topics,
             self.tables.offsets,
             self.counters,
@@ -222,6 +226,7 @@ class BrokerCore:
                 self.statistics,
                 self.acks,
                 self.writer,
+                self.own,
                 self.delays,
                 self.timed,
                 self.transactions,
@@ -421,6 +426,7 @@ class BrokerCore:
                 self.tables.filters if self.config.store.filter_bit_maps else None,
             ),
             new_epoch=epoch,
+            lives=self.tables.lives,
         )
 
     def _set_timers(self) -> None:

@@ -45,6 +45,7 @@ from rmq_ray.server.replication.replication import Replication
 from rmq_ray.server.security.access_copy import AccessCopy
 from rmq_ray.server.send.bundle_handler import BundleHandler
 from rmq_ray.server.send.message_writer import MessageWriter
+from rmq_ray.server.send.own_writes import OwnWrites
 from rmq_ray.server.send.plain_sends import PlainSends
 from rmq_ray.server.send.records_handlers import RecordsHandlers
 from rmq_ray.server.send.reply_handlers import ReplyHandlers
@@ -74,6 +75,7 @@ class HandlerParts:
     statistics: Statistics
     acks: Acknowledgements
     writer: MessageWriter
+    own: OwnWrites
     delays: DelayService
     timed: TimerService
     transactions: Transactions
@@ -236,6 +238,7 @@ def _sending(parts: HandlerParts, path: SendPath) -> tuple[object, ...]:
     back = SendBackHandler(
         path,
         parts.writer,
+        parts.own,
         tables.groups,
         parts.identity,
         dispatch.answer_from,

@@ -133,9 +133,11 @@ class Upkeep:
             raise self._keeper.refusal()
         for topic in sorted(store.topics()):
             if topics.get(topic) is None and not topics.is_system(topic):
+                store.end_topic(topic)
                 count = store.delete_topic(topic)
                 self._tables.offsets.forget_topic(topic)
                 log.info("%d queues of topic %s, which is no more, were removed", count, topic)
+        self._tables.save_topics()
         return command.answer()
 
     def status(self) -> dict[str, Any]:
@@ -201,6 +203,9 @@ class Upkeep:
         if self._identity.is_slave:  # its groups are the master's
             return
         risen = {key: low for key, low in self._minima.items() if low > before.get(key, 0)}
+        before = {
+            key: max(before.get(key, 0), store.lives.begin(*key)) for key in risen
+        }  # what lies below was another topic's
         lost: dict[tuple[str, str], int] = {}
         for topic, group, queue_id, offset in self._tables.offsets.of_topics(
             {topic for topic, _ in risen}

@@ -17,12 +17,13 @@ from dataclasses import dataclass, field
 
 from rmq_ray.codec.record import Record, decode_record
 from rmq_ray.errors import RecordAwaited, RmqError, StoreError
-from rmq_ray.model.message import decode_properties
+from rmq_ray.model.message import RETRY_TOPIC, decode_properties
 from rmq_ray.model.topics import SCHEDULE_TOPIC
 from rmq_ray.protocol.delay import DelayLevels, queue_of_level, release
 from rmq_ray.server.base.counters import Counters
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.send.message_writer import MessageWriter, Origin
+from rmq_ray.server.send.own_writes import OwnWrites
 from rmq_ray.store.front.message_store import MessageStore
 
 log = logging.getLogger("rmq_ray.server")
@@ -50,8 +51,14 @@ class DelayService:
     """All levels of one broker."""
 
     def __init__(
-        self, levels: DelayLevels, keeper: StoreKeeper, writer: MessageWriter, counters: Counters
+        self,
+        levels: DelayLevels,
+        keeper: StoreKeeper,
+        writer: MessageWriter,
+        own: OwnWrites,
+        counters: Counters,
     ) -> None:
+        self._own = own
         self._delays = levels
         self._keeper = keeper
         self._writer = writer
@@ -165,8 +172,8 @@ class DelayService:
                 "delayed message at log offset %d names no lawful target and is dropped",
                 record.log_offset,
             )
-        else:
-            topic, queue_id, properties = target
+        elif (place := self._place(record, target)) is not None:
+            topic, queue_id, properties = *place, target[2]
             origin = Origin(
                 record.born_ms,
                 record.born_host,
@@ -202,6 +209,20 @@ class DelayService:
         state.page.popleft()
         self._moved(state, state.page[0].queue_offset if state.page else state.page_end, end_offset)
         return True
+
+    def _place(
+        self, record: Record, target: tuple[str, int, dict[str, str]]
+    ) -> tuple[str, int] | None:
+        """Topic and queue; None for a message of a topic that is gone, which is dropped. A copy for
+        a retry topic goes with the topic of the message, too.
+        """
+        topic, queue_id, properties = target
+        origin = properties.get(RETRY_TOPIC, topic)
+        queue = self._own.queue(topic, queue_id, record.log_offset)
+        if queue is None or self._own.is_gone(origin, record.log_offset):
+            self._own.dropped(topic if queue is None else origin)
+            return None
+        return topic, queue
 
     def _moved(self, state: _Level, next_offset: int, end_log_offset: int) -> None:
         state.next_offset = next_offset

@@ -34,7 +34,13 @@ from rmq_ray.codec.store_files import BLANK_SIZE
 from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import BrokerBusy, RmqError, StoreError, StoreUnreadable
 from rmq_ray.files import FileSystem
-from rmq_ray.model.message import TIMER_CANCELS, TIMER_OUT_MS, SysFlag, decode_properties
+from rmq_ray.model.message import (
+    REAL_TOPIC,
+    TIMER_CANCELS,
+    TIMER_OUT_MS,
+    SysFlag,
+    decode_properties,
+)
 from rmq_ray.model.topics import TIMER_TOPIC
 from rmq_ray.protocol.timer import (
     CANCELLED,
@@ -54,6 +60,7 @@ from rmq_ray.server.base.counters import Counters
 from rmq_ray.server.base.offload import Offload
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.send.message_writer import MessageWriter, Origin
+from rmq_ray.server.send.own_writes import OwnWrites
 from rmq_ray.server.tables.topic_table import TopicTable
 from rmq_ray.store.front.message_store import MessageStore
 
@@ -84,6 +91,7 @@ class TimerService:
         config: BrokerConfig,
         keeper: StoreKeeper,
         writer: MessageWriter,
+        own: OwnWrites,
         topics: TopicTable,
         counters: Counters,
         files: FileSystem,
@@ -92,6 +100,7 @@ class TimerService:
         self._config = config
         self._keeper = keeper
         self._writer = writer
+        self._own = own
         self._topics = topics
         self._counters = counters
         self._offload = offload
@@ -309,8 +318,12 @@ class TimerService:
                 "names no lawful target" if record else "is not there",
             )
             return
+        queue = self._own.queue(*target[:2], due[2])
+        if queue is None:
+            self._own.dropped(target[0])
+            return
         try:
-            self._writer.put(target[0], target[1], record.body, target[2], _origin(record))
+            self._writer.put(target[0], queue, record.body, target[2], _origin(record))
         except StoreError:
             raise
         except RmqError as error:
@@ -454,13 +467,14 @@ class TimerService:
         record = _readable(store, log_offset)
         if record is None:
             return
+        properties = decode_properties(record.properties)
+        if self._own.is_gone(topic := properties.get(REAL_TOPIC, ""), log_offset):
+            self._own.dropped(topic)
+            self._rolled(offset)
+            return
         try:
             self._writer.put(
-                TIMER_TOPIC,
-                WAITING,
-                record.body,
-                rolled(decode_properties(record.properties), offset),
-                _origin(record),
+                TIMER_TOPIC, WAITING, record.body, rolled(properties, offset), _origin(record)
             )
         except StoreError:
             raise
@@ -472,6 +486,10 @@ class TimerService:
             )
             return
         self._counters.timed_rolled += 1
+        self._rolled(offset)
+
+    def _rolled(self, offset: int) -> None:
+        """Its old record does not count any more."""
         self._leaves()
         self._owed.append(offset)
         self._cancelled.add(offset)

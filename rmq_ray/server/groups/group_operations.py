@@ -250,7 +250,7 @@ class GroupOperations:
                 )
             self._relay(command, peer, header.consumer_group, header.client_id or "", record)
 
-        self._later(command, peer, lambda: store.record_at(log_offset), relay)
+        self._later(command, peer, lambda: store.view_at(log_offset), relay)
 
     def all_stats(self, command: Command, peer: Peer) -> None:
         """317: how far every group is in every topic; with ``isOrder`` in ordered topics only."""

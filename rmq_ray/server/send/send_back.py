@@ -20,6 +20,7 @@ from rmq_ray.remoting.wire.headers import SendBackHeader
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.responses import AnswerFrom, CheckTopic, Refused, everybody_may
 from rmq_ray.server.send.message_writer import MessageWriter, Origin
+from rmq_ray.server.send.own_writes import OwnWrites
 from rmq_ray.server.send.send_path import SendPath
 from rmq_ray.server.tables.group_table import GroupTable
 
@@ -31,6 +32,7 @@ class SendBackHandler:
         self,
         path: SendPath,
         writer: MessageWriter,
+        own: OwnWrites,
         groups: GroupTable,
         identity: Identity,
         answer_from: AnswerFrom,
@@ -40,6 +42,7 @@ class SendBackHandler:
         self._check_topic = check_topic
         self._path = path
         self._writer = writer
+        self._own = own
         self._groups = groups
         self._identity = identity
         self._turn = 0
@@ -83,6 +86,10 @@ class SendBackHandler:
         raw: bytes | None,
     ) -> Command | None:
         """Store the copy of the record ``raw``; ``None`` = there is none at that offset."""
+        origin = header.origin_topic or ""
+        if raw is None and self._own.is_gone(origin, header.offset):
+            self._own.dropped(origin)
+            return command.answer(fields={})
         if raw is None:
             raise Refused(
                 f"look message by offset failed, {header.offset}", ResponseCode.SYSTEM_ERROR

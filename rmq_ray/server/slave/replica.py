@@ -71,6 +71,7 @@ from rmq_ray.server.tables.broker_tables import BrokerTables
 from rmq_ray.server.tables.offset_table import Tables
 from rmq_ray.store.replication.follower_store import FollowerStore, Lineage
 from rmq_ray.store.replication.log_source import Tail
+from rmq_ray.store.tables.topic_lives import decode_lives
 
 log = logging.getLogger("rmq_ray.server.replication.replication")
 PAUSE_MS, PAUSE_DIVERGED_MS, PAUSE_LED_MS = 250, 5_000, 100
@@ -494,13 +495,18 @@ class ReplicaTables:
     def _take_topics(self, answer: Command) -> None:
         tables = self._parts.tables
         topics, version = bodies.decode_topic_configs(answer.body_bytes())
-        if version == tables.topics.version and not tables.topics.has_adopted():
+        lives = decode_lives(bodies.parse(answer.body_bytes()))
+        before = tables.lives.snapshot()
+        if version == tables.topics.version and lives == before and not tables.topics.has_adopted():
             return
         gone = set(tables.topics.names()) - set(topics)
+        gone |= {topic for topic, life in lives.items() if before.get(topic) != life}
         tables.topics.load(topics, version)
+        store = self._parts.keeper.store
+        if store is not None:
+            store.take_lives(lives)
         tables.save_topics()
         tables.on_topics()
-        store = self._parts.keeper.store
         for topic in gone if store is not None else ():
             try:
                 store.delete_topic(topic)  # type: ignore[union-attr]

@@ -40,6 +40,7 @@ from rmq_ray.server.tables.group_table import GroupTable
 from rmq_ray.server.tables.offset_table import OffsetTable, Tables
 from rmq_ray.server.tables.topic_table import PendingTopics, TopicTable
 from rmq_ray.store.tables.lock_journal import LockJournal, LockLine
+from rmq_ray.store.tables.topic_lives import Lives, TopicLives
 
 log = logging.getLogger("rmq_ray.server")
 
@@ -87,8 +88,12 @@ class BrokerTables:
         self._clock = clock
         self._delays: dict[int, int] = {}
         self._saved_delays: dict[int, int] = {}
-        self._topics_saver: ConfigSaver[Topics] = ConfigSaver(
-            "topics.json", self.topics.snapshot, self._topics_file.save, offload
+        self.lives = TopicLives(config.store.path, files)
+        self._topics_saver: ConfigSaver[tuple[Topics, Lives]] = ConfigSaver(
+            "topics.json",
+            lambda: (self.topics.snapshot(), self.lives.snapshot()),
+            self._write_topics,
+            offload,
         )
         self._groups_saver: ConfigSaver[Groups] = ConfigSaver(
             "subscriptionGroup.json", self.groups.snapshot, self._groups_file.save, offload
@@ -223,6 +228,12 @@ class BrokerTables:
             except RmqError as error:
                 errors.append(error)
         return errors
+
+    def _write_topics(self, found: tuple[Topics, Lives]) -> None:
+        """In a thread. Lives first: a topic that is made again has nothing of the old one."""
+        topics, lives = found
+        self.lives.save(lives)
+        self._topics_file.save(topics)
 
     def _offsets_saved(self, error: Exception | None) -> None:
         if error is not None:

@@ -10,6 +10,7 @@ the mode demands.
              1   no such half of this group
              4   it ended otherwise, or nobody knows how any more
             10   written, fdatasync did not end in time
+            17   to be committed, and its topic was deleted: nothing was written
 """
 
 from __future__ import annotations
@@ -299,7 +300,17 @@ class TransactionHandlers:
         earlier = pending.get(ending.offset)
         known = self._transactions.window.state(ending.offset) if earlier is None else earlier.state
         if known is EndState.PENDING:
-            pending[ending.offset] = ending
+            target = self._transactions.target(ending)
+            if target is not None:
+                pending[ending.offset] = ending._replace(target=target)
+            elif ending.state is EndState.ROLLED_BACK:
+                pending[ending.offset] = ending
+            else:
+                return (
+                    ResponseCode.TOPIC_NOT_EXIST,
+                    f"topic {ending.target[0]} was deleted since the half message was sent: "
+                    f"nothing was written, the transaction is given up",
+                )
         elif known is not ending.state:
             remark = (
                 "nobody knows how any more"

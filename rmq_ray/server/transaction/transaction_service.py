@@ -57,6 +57,7 @@ from rmq_ray.server.base.counters import Counters
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.groups.membership import CLIENT_ID
 from rmq_ray.server.send.message_writer import MessageWriter, Origin
+from rmq_ray.server.send.own_writes import OwnWrites
 from rmq_ray.server.tables.offset_table import OffsetTable
 from rmq_ray.server.tables.topic_table import TopicTable
 from rmq_ray.store.front.message_store import AppendResult, MessageStore, StoredMessage
@@ -106,6 +107,7 @@ class Transactions:
         config: BrokerConfig,
         keeper: StoreKeeper,
         writer: MessageWriter,
+        own: OwnWrites,
         topics: TopicTable,
         offsets: OffsetTable,
         counters: Counters,
@@ -114,6 +116,7 @@ class Transactions:
         self.configure(config)
         self._keeper = keeper
         self._writer = writer
+        self._own = own
         self._topics = topics
         self._offsets = offsets
         self._counters = counters
@@ -195,6 +198,12 @@ class Transactions:
         return found
 
     # --- ends -------------------------------------------------------------------------------------
+
+    def target(self, ending: HalfEnding) -> tuple[str, int] | None:
+        """Topic and queue of the final message as they are now; None where the topic is gone."""
+        topic, queue_id = ending.target
+        queue = self._own.queue(topic, queue_id, ending.half.log_offset)
+        return None if queue is None else (topic, queue)
 
     def finish(self, endings: Sequence[HalfEnding]) -> int:
         """End pending halves, each of which is in it once; returns the log offset behind what was
@@ -358,6 +367,12 @@ class Transactions:
             return True
         half = decode_record(raw)
         properties = decode_properties(half.properties)
+        topic, _ = half_target(half, properties)
+        if self._own.is_gone(topic, log_offset):
+            self._own.dropped(topic)
+            self._counters.half_discarded += 1
+            self._end(Op(offset, EndState.DISCARDED), owe=False)
+            return True
         verdict = judge(
             self._rules, properties, (half.born_ms, half.store_ms), self._round_ms, now_ms
         )

@@ -113,7 +113,7 @@ class Appender:
         self._flusher = flusher
         self._checkpointer = checkpointer
         self._on_written = on_written
-        self._next_offsets = parts.queues.maxima()
+        self._next_offsets = parts.lives.begins() | parts.queues.maxima()
         self.set_store_host(store_host)
 
     def configure(self, config: StoreConfig) -> None:
@@ -125,10 +125,13 @@ class Appender:
         self._store_host = store_host
         self._store_host_bytes = pack_host_v4(*store_host)
 
-    def forget_topic(self, topic: str) -> None:
-        """Its queues were removed: offsets begin at 0 again."""
-        for key in [key for key in self._next_offsets if key[0] == topic]:
-            del self._next_offsets[key]
+    def ends_of(self, topic: str) -> dict[int, int]:
+        """Queue id -> the offset that the next message of that queue gets."""
+        return {
+            queue_id: offset
+            for (name, queue_id), offset in self._next_offsets.items()
+            if name == topic
+        }
 
     def append_frame(
         self,

@@ -31,6 +31,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rmq_ray.clock import Clock
+from rmq_ray.codec.record import record_parts
 from rmq_ray.codec.record_batch import Array
 from rmq_ray.codec.record_properties import split_facts
 from rmq_ray.codec.store_files import ENTRIES
@@ -38,6 +39,8 @@ from rmq_ray.config import StoreConfig
 from rmq_ray.errors import StoreError, StoreFailed, StoreFull, StoreNotReady
 from rmq_ray.files import FileSystem
 from rmq_ray.model.ids import FrameId
+from rmq_ray.model.message import REAL_TOPIC, decode_properties
+from rmq_ray.model.topics import WAITING_TOPICS
 from rmq_ray.store.frames.frame_check import PartsOf
 from rmq_ray.store.frames.single_message import StoredMessage
 from rmq_ray.store.front.appender import AppendCounters, Appender, AppendResult, MixedResult
@@ -63,6 +66,7 @@ from rmq_ray.store.recovery.recovery import RecoveryReport
 from rmq_ray.store.recovery.restart import finish_truncation, give_up_unsynced, restart
 from rmq_ray.store.recovery.store_parts import StoreParts, Surroundings
 from rmq_ray.store.tables.store_lock import StoreLock
+from rmq_ray.store.tables.topic_lives import Lives, TopicLives
 
 __all__ = [
     "AppendResult",
@@ -100,7 +104,7 @@ class MessageStore:
 
     follows: ClassVar[bool] = False  # the log is a copy of a master's
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a store is opened with
         self,
         config: StoreConfig,
         clock: Clock,
@@ -111,8 +115,11 @@ class MessageStore:
         boot_id: str | None = None,
         rules: DispatchRules = NO_RULES,
         new_epoch: int | None = None,
+        lives: TopicLives | None = None,
     ) -> None:
         files = files or FileSystem()
+        self.lives = lives or TopicLives(config.path, files)
+        """Which records belong to the topics that are there now."""
         boot = files.boot_id() if boot_id is None else boot_id
         self._around = Surroundings(
             config,
@@ -120,6 +127,7 @@ class MessageStore:
             clock,
             boot,
             rules,
+            self.lives,
             self.follows,
             new_epoch,
         )
@@ -384,9 +392,8 @@ class MessageStore:
         return self.opened.log.committed
 
     def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """(minimum, maximum) queue offset; (0, 0) for a queue that holds nothing."""
-        queue = self.opened.queues.find(topic, queue_id)
-        return (queue.min_offset, queue.max_offset) if queue is not None else (0, 0)
+        """(minimum, maximum) queue offset; alike for a queue that holds nothing."""
+        return self.opened.queues.bounds(topic, queue_id)
 
     def entries(self, topic: str, queue_id: int, offset: int, count: int) -> Array:
         """Up to ``count`` consume queue entries from ``offset`` on, as ``ENTRIES``; fewer at the
@@ -441,16 +448,25 @@ class MessageStore:
         )
 
     def record_at(self, log_offset: int) -> bytes | None:
-        """The visible record that begins at ``log_offset``; None when there is none, or its CRC is
-        wrong.
+        """The visible record that begins at ``log_offset``; None when there is none, its CRC is
+        wrong, or the topic that it is for was deleted since.
         """
         parts = self.readable()
-        return parts.reader.record_at(log_offset, parts.visibility.offset)
+        return self._alive(parts.reader.record_at(log_offset, parts.visibility.offset))
 
     def records_at(self, log_offsets: Sequence[int], bytes_max: int) -> list[bytes | None]:
         """The same of each, until ``bytes_max`` bytes were read: the list ends there."""
         parts = self.readable()
-        return parts.reader.records_at(log_offsets, parts.visibility.offset, bytes_max)
+        found = parts.reader.records_at(log_offsets, parts.visibility.offset, bytes_max)
+        return [self._alive(record) for record in found]
+
+    def view_at(self, log_offset: int) -> bytes | None:
+        """``record_at`` for people: nor is one shown that waits for a topic that was deleted."""
+        return self._shown(self.record_at(log_offset))
+
+    def views_at(self, log_offsets: Sequence[int], bytes_max: int) -> list[bytes | None]:
+        """``records_at`` for people."""
+        return [self._shown(record) for record in self.records_at(log_offsets, bytes_max)]
 
     def query(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> list[bytes]:
         """Whole records with a key, stored in [begin, end], newest first, at most 64. Slow on a
@@ -461,7 +477,7 @@ class MessageStore:
             return []
         visible = parts.visibility.offset
         return query_by_key(
-            parts.reader, parts.index, visible, topic, key, max_num, begin_ms, end_ms
+            parts.reader, parts.index, self.lives, visible, topic, key, max_num, (begin_ms, end_ms)
         )
 
     def offset_by_time(self, topic: str, queue_id: int, at_ms: int) -> int:
@@ -512,9 +528,10 @@ class MessageStore:
         back than what RocketMQ takes to be in memory (40 % of RAM): a new group that begins at the
         end begins with that message then.
         """
+        low = self.bounds(topic, queue_id)[0]
         return (
-            self.bounds(topic, queue_id)[0] <= 0
-            and not self.get_messages(topic, queue_id, 0, 1, 1, None).suggest_slave
+            low <= self.lives.begin(topic, queue_id)
+            and not self.get_messages(topic, queue_id, low, 1, 1, None).suggest_slave
         )
 
     def topics(self) -> set[str]:
@@ -609,21 +626,43 @@ class MessageStore:
 
     # --- upkeep -----------------------------------------------------------------------------------
 
-    def delete_topic(self, topic: str) -> int:
-        """Remove a topic's queues; its records stay in the log until retention takes them. Offsets
-        begin at 0 again. Quick: the files go with the next checkpoint, after which a power loss
-        does not bring the queues back either. Returns how many queues.
+    def end_topic(self, topic: str) -> None:
+        """The topic is deleted: from now on nothing that was written to it is found, by any way;
+        its records stay in the log until retention takes them. Durable when ``lives`` are saved,
+        after which ``delete_topic`` frees the disk.
         """
-        parts = self.readable()
-        parts.reader.forget()
+        parts, appender = self.readable(), self._appender
+        assert appender is not None, "a store that was started"
         parts.visibility.forget_topic(topic)
         with parts.visibility.lock:
+            self.lives.end(topic, parts.log.end, appender.ends_of(topic), parts.log.begin)
+            parts.queues.begin_anew(topic)
+            parts.reader.forget()
+
+    def take_lives(self, lives: Lives) -> None:
+        """On a slave: which topics the master has deleted; as ``end_topic``."""
+        parts, before = self.readable(), self.lives.snapshot()
+        if lives == before:
+            return
+        with parts.visibility.lock:
+            self.lives.replace(lives)
+            for topic in [topic for topic, life in lives.items() if before.get(topic) != life]:
+                parts.queues.begin_anew(topic)
+            parts.reader.forget()
+
+    def delete_topic(self, topic: str) -> int:
+        """Remove the queues of a topic that was deleted, unless it is there again and has messages.
+        Quick: the files go with the next checkpoint, after which a power loss does not bring the
+        queues back either. Returns how many queues.
+        """
+        parts = self.readable()
+        with parts.visibility.lock:
+            if topic in self.lives and not parts.queues.begin_anew(topic):
+                return 0
             deleted = parts.queues.detach_topic(
                 topic, deleted_topic_directory(self._config.path, topic, self._around.files)
             )
-            parts.reader.forget()  # what was read meanwhile, too
-        if self._appender is not None:
-            self._appender.forget_topic(topic)
+            parts.reader.forget()
         if deleted and self._checkpointer is not None:
             self._checkpointer.request()
         return deleted
@@ -663,6 +702,24 @@ class MessageStore:
                     self._config.path,
                 )
         return self._appender
+
+    def _alive(self, record: bytes | None) -> bytes | None:
+        """The record, unless its topic was deleted since."""
+        if record is None or not self.lives:
+            return record
+        parts = record_parts(record)
+        alive = self.lives.holds(str(parts.topic, "utf-8", "replace"), parts.log_offset)
+        return record if alive else None
+
+    def _shown(self, record: bytes | None) -> bytes | None:
+        """The record, unless it waits for a topic that was deleted since."""
+        if record is None or not self.lives:
+            return record
+        parts = record_parts(record)
+        if str(parts.topic, "utf-8", "replace") not in WAITING_TOPICS:
+            return record
+        real = decode_properties(str(parts.text, "utf-8", "replace")).get(REAL_TOPIC, "")
+        return record if self.lives.holds(real, parts.log_offset) else None
 
     def _fail(self, error: StoreError) -> None:
         log = self.opened.log

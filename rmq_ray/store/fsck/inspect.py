@@ -32,7 +32,7 @@ from rmq_ray.codec.record import HEADER_BYTES, decode_record, record_row
 from rmq_ray.codec.record_batch import Array
 from rmq_ray.codec.record_properties import collect_facts, stored_facts
 from rmq_ray.codec.store_files import COMMIT_LOG, CONSUME_QUEUE, OURS
-from rmq_ray.errors import StoreCorrupt, StoreInUse, StoreMissing
+from rmq_ray.errors import StoreCorrupt, StoreError, StoreInUse, StoreMissing
 from rmq_ray.files import DirectoryLock
 from rmq_ray.model.message import SysFlag
 from rmq_ray.store.frames.frame_tracker import members_from, own_marks, without_marks
@@ -49,6 +49,7 @@ from rmq_ray.store.recovery.checkpoint import (
     load_store_checkpoint,
 )
 from rmq_ray.store.recovery.redispatch import collect_hashes, rows_by_queue
+from rmq_ray.store.tables.topic_lives import TopicLives
 
 INDEX = "index"
 
@@ -153,8 +154,13 @@ class _Verification:
         self._walk = LogWalk(path, files, self._faults)
         self._ours = self._read_ours()
         known = self._ours.queues if self._ours is not None else None
+        lives = TopicLives(path, files)
+        try:
+            lives.load()
+        except StoreError as error:
+            self._faults.add(str(error))
         self._queues = QueueCheck(
-            f"{path}/{CONSUME_QUEUE}", files, known, self._walk.broken, self._faults
+            f"{path}/{CONSUME_QUEUE}", files, known, self._walk.broken, self._faults, lives
         )
         self._index = IndexCheck(
             f"{path}/{INDEX}", files, index_slots, self._walk.broken, self._faults

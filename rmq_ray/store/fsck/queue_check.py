@@ -8,8 +8,8 @@ Entry n must be (its log offset, its size, its tags code). An entry that no reco
 blank, or stand for a record that retention removed or that lies in bytes known to be broken.
 
 Decides: which of the two lies where they disagree is not decided; both are named. A topic that was
-deleted leaves records without a queue, and one made anew afterwards begins at 0 again: neither is a
-fault.
+deleted leaves records without a queue, and one made anew afterwards goes on behind them (where
+Apache RocketMQ did it, it begins at 0 again): neither is a fault.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from rmq_ray.store.fsck.log_walk import Broken
 from rmq_ray.store.fsck.read_only import FaultList
 from rmq_ray.store.queue.consume_queue import ConsumeQueue
 from rmq_ray.store.queue.consume_queue_ext import ADDRESS_MAX
+from rmq_ray.store.tables.topic_lives import TopicLives
 
 _ENTRIES_A_READ = 65_536
 _NAMED_MAX = 10  # entries named one by one for each run of records
@@ -52,7 +53,7 @@ class _Checked:
 
 class QueueCheck:
     """``broken``: filled by the walk while it goes on. ``known``: next offsets of all queues as our
-    last checkpoint has them.
+    last checkpoint has them. ``lives``: which topics were deleted.
     """
 
     def __init__(
@@ -62,8 +63,11 @@ class QueueCheck:
         known: Mapping[tuple[str, int], int] | None,
         broken: Sequence[Broken],
         faults: FaultList,
+        lives: TopicLives,
     ) -> None:
         self._root = root
+        self._lives = lives
+        self._deleted = 0
         self._files = files
         self._known = known
         self._broken = broken
@@ -86,7 +90,7 @@ class QueueCheck:
     @property
     def unqueued(self) -> int:
         """Records whose queue is not there (mostly of deleted topics)."""
-        return sum(self._without.values())
+        return self._deleted + sum(self._without.values())
 
     def max_offset(self, topic: str, queue_id: int) -> int:
         """The queue offset that the next record would get; 0 where there is no queue."""
@@ -99,6 +103,9 @@ class QueueCheck:
         rows = np.flatnonzero(
             (kind == SysFlag.TRANSACTION_NOT) | (kind == SysFlag.TRANSACTION_COMMIT)
         )
+        old = int(np.count_nonzero(group.starts[rows] + group.base < self._lives.since(topic)))
+        self._deleted += old
+        rows = rows[old:]
         if not len(rows) or (topic, queue_id) in self._unreadable:
             return
         checked = self._queues.get((topic, queue_id))
@@ -316,6 +323,7 @@ class QueueCheck:
                         size,
                     )
             queue.load()
+            queue.begin_at(self._lives.begin(*key))
         except StoreError as error:
             self._faults.add(f"consume queue {key[0]}/{key[1]} cannot be read: {error}")
             self._unreadable.add(key)

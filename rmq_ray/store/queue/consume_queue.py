@@ -270,6 +270,10 @@ class ConsumeQueue:
         self._hidden = offset
         return self.min_offset != before
 
+    def begin_at(self, offset: int) -> None:
+        """What lies below belongs to a topic that was deleted: nobody finds it again."""
+        self._min = min(max(self._min, offset), self._max)
+
     def first_at(self, log_offset: int) -> int:
         """The first queue offset whose record begins at or behind ``log_offset``; the maximum when
         there is none.

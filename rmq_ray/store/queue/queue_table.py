@@ -18,6 +18,8 @@ written.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rmq_ray.codec.store_files import OURS
 from rmq_ray.errors import MessageIllegal, StoreMissing
 from rmq_ray.files import OPEN_FILES_MAX, FileCache, FileSystem
@@ -56,7 +58,8 @@ def remove_deleted_topics(deleted: list[tuple[str, str]], files: FileSystem) -> 
 
 class QueueTable:
     """Queues by (topic, queue id). ``files_max``: open descriptors over all queues. ``ext``: where
-    extension units are, None = never looked for.
+    extension units are, None = never looked for. ``begin(topic, queue id)``: where the queue of a
+    topic that was deleted before begins.
     """
 
     def __init__(
@@ -66,7 +69,9 @@ class QueueTable:
         files: FileSystem,
         files_max: int = OPEN_FILES_MAX,
         ext: ExtSettings | None = None,
+        begin: Callable[[str, int], int] = lambda _topic, _queue_id: 0,
     ) -> None:
+        self._begin = begin
         self._ext = ext if ext is not None and (ext.enabled or files.is_dir(ext.root)) else None
         self.root = root
         self._entries_per_file = entries_per_file
@@ -77,6 +82,14 @@ class QueueTable:
     def find(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """The queue, None when nothing was ever queued there."""
         return self._queues.get((topic, queue_id))
+
+    def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """(minimum, maximum) queue offset; alike where there is nothing to read."""
+        queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            begin = self._begin(topic, queue_id)
+            return begin, begin
+        return queue.min_offset, queue.max_offset
 
     def get_or_create(self, topic: str, queue_id: int) -> ConsumeQueue:
         """The queue; a new one gets its directory with its first entry. ``MessageIllegal`` for a
@@ -120,6 +133,8 @@ class QueueTable:
                     queue = self._make(topic, int(name))
                     queue.load()
                     self._queues[topic, int(name)] = queue
+            if self.begin_anew(topic):
+                self.delete_topic(topic)
 
     def maxima(self) -> dict[tuple[str, int], int]:
         """The next queue offset of every queue: what our checkpoint keeps."""
@@ -175,6 +190,20 @@ class QueueTable:
         if keys:
             self._files.remove_dir(f"{self.root}/{topic}")
         return len(keys)
+
+    def begin_anew(self, topic: str) -> bool:
+        """Where the topic was deleted: nobody finds any more what its queues have of it. True when
+        they have nothing else.
+        """
+        is_old = True
+        for key in [key for key in list(self._queues) if key[0] == topic]:
+            begin, queue = self._begin(*key), self._queues[key]
+            if queue.max_offset < begin:
+                self._drop(key)  # the new topic's messages do not follow what it has
+            elif begin:
+                queue.begin_at(begin)
+            is_old = is_old and 0 < begin >= queue.max_offset
+        return is_old
 
     def detach_topic(self, topic: str, directory: str) -> int:
         """Forget all queues of a topic and move their files to ``directory`` (not there yet, same

@@ -15,6 +15,7 @@ from rmq_ray.model.message import KEYS, UNIQUE_KEY, decode_properties
 from rmq_ray.store.queue.consume_queue import ConsumeQueue
 from rmq_ray.store.queue.index_service import IndexService
 from rmq_ray.store.reading.log_reader import LogReader
+from rmq_ray.store.tables.topic_lives import TopicLives
 
 _ROUNDS = 3  # RocketMQ walks back in time at most this often while nothing matched
 _SKIP_MAX = 1_024  # blank entries in a row that a search by time steps over
@@ -23,18 +24,18 @@ _SKIP_MAX = 1_024  # blank entries in a row that a search by time steps over
 def query_by_key(
     reader: LogReader,
     index: IndexService,
+    lives: TopicLives,
     visible: int,
     topic: str,
     key: str,
     max_num: int,
-    begin_ms: int,
-    end_ms: int,
+    stored: tuple[int, int],
 ) -> list[bytes]:
-    """Whole records of ``topic`` with the key (UNIQ_KEY or one of KEYS) stored in [begin, end],
-    newest first.
+    """Whole records of ``topic``, as it is there now, with the key (UNIQ_KEY or one of KEYS),
+    ``stored`` from the one time to the other, newest first.
     """
     found: list[bytes] = []
-    until_ms = end_ms
+    begin_ms, until_ms = stored
     for _ in range(_ROUNDS):
         offsets = index.query(topic, key, max_num, begin_ms, until_ms)
         oldest_ms = until_ms
@@ -43,7 +44,7 @@ def query_by_key(
             if record is None:
                 continue
             oldest_ms = min(oldest_ms, store_ms_of(record))
-            if _has_key(record, topic, key):
+            if lives.holds(topic, log_offset) and _has_key(record, topic, key):
                 found.append(record)
         if found or not offsets or oldest_ms <= begin_ms or oldest_ms >= until_ms:
             break

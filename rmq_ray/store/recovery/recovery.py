@@ -88,7 +88,12 @@ class LogRecovery:
     ) -> None:
         self._chain = chain = parts.chain
         self._target = Redispatcher(
-            parts.queues, parts.index, parts.dispatcher, parts.quarantine, holds=True
+            parts.queues,
+            parts.index,
+            parts.dispatcher,
+            parts.quarantine,
+            parts.lives,
+            holds=True,
         )
         self._frames = frames
         self._quarantine = parts.quarantine

@@ -39,6 +39,7 @@ from rmq_ray.store.queue.index_service import (
 )
 from rmq_ray.store.queue.queue_table import QueueTable
 from rmq_ray.store.recovery.queue_runs import Run, judge_first_run, judge_run
+from rmq_ray.store.tables.topic_lives import TopicLives
 
 logger = logging.getLogger("rmq_ray.store")
 HELD_MAX = 1_000
@@ -86,7 +87,7 @@ class QueuedRows:
 
 class Redispatcher:
     """``index``: None when keys are not indexed. ``holds``: open runs wait for the records of later
-    calls, until ``settle``.
+    calls, until ``settle``. Records of topics that were deleted since (``lives``) are left out.
     """
 
     def __init__(
@@ -95,9 +96,11 @@ class Redispatcher:
         index: IndexService | None,
         dispatcher: Dispatcher,
         quarantine: Quarantine,
+        lives: TopicLives,
         *,
         holds: bool = False,
     ) -> None:
+        self._lives = lives
         self._queues = queues
         self._index = index
         self._dispatcher = dispatcher
@@ -117,8 +120,13 @@ class Redispatcher:
         hashes: list[Array] = []
         rows: list[Array] = []
         for (topic_bytes, queue_id), members in rows_by_queue(topics, records.queue_ids).items():
-            group = records.select(members)
             topic = topic_bytes.decode("utf-8", "replace")
+            since = self._lives.since(topic)
+            if since > records.base + records.starts[members[0]]:  # of one that was deleted
+                members = members[records.base + records.starts[members] >= since]
+                if not len(members):
+                    continue
+            group = records.select(members)
             if not is_storable(topic, queue_id):
                 logger.error(
                     "records of topic %r queue %d are not queued: no directory can be made "

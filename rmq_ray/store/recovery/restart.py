@@ -79,6 +79,7 @@ def restart(
     """Recover the store. Slow; on return it can be read and appended to."""
     started_ms = around.clock.monotonic_ms()
     config, files, root = around.config, around.files, around.root
+    around.lives.load()
     chain = _load_chain(around)
     cut_at = resume_truncation(files, root, chain)
     report = RecoveryReport(clean=not unclean)
@@ -107,6 +108,9 @@ def restart(
     _cut(parts, report)
     _sync(chain, min(begin, durable), report.end)
     parts.log.set_end(report.end)
+    if not around.follows:
+        around.lives.cut_to(report.end)
+        around.lives.save(around.lives.snapshot())
     # the epoch is on disk before the first record, and long before anything notes that record
     ever_written = seen > 0 or parts.epochs.current > 0
     power_lost = (
@@ -140,7 +144,13 @@ def _load_queues(around: Surroundings) -> QueueTable:
     ext = ExtSettings(
         f"{root}/consumequeue_ext", config.consume_queue_ext_bytes, config.consume_queue_ext
     )
-    queues = QueueTable(f"{root}/consumequeue", config.consume_queue_entries, around.files, ext=ext)
+    queues = QueueTable(
+        f"{root}/consumequeue",
+        config.consume_queue_entries,
+        around.files,
+        ext=ext,
+        begin=around.lives.begin,
+    )
     queues.load_all()
     return queues
 
@@ -174,19 +184,25 @@ def _build(
         quarantine,
         LogReader(log, queues, quarantine, files.memory_bytes()),
         Retention(chain, queues, index, files, config, around.clock),
+        around.lives,
     )
 
 
 def _our_checkpoint(around: Surroundings, identity: str) -> RecoveryPoint | None:
-    """The checkpoint, without topics that were deleted after it; None when it is of another
-    store.
+    """The checkpoint, without queues whose topics were deleted after it; None when it is of
+    another store.
     """
     found = load_recovery_point(around.files, f"{around.root}/{OURS}/checkpoint")
-    gone = {topic for topic, _ in deleted_topics(around.root, around.files)}
-    if found is not None and gone:
+    lives = around.lives
+    gone = {topic for topic, _ in deleted_topics(around.root, around.files) if topic not in lives}
+    if found is not None:
         found = replace(
             found,
-            queues={key: offset for key, offset in found.queues.items() if key[0] not in gone},
+            queues={
+                key: offset
+                for key, offset in found.queues.items()
+                if key[0] not in gone and (offset > lives.begin(*key) or not offset)
+            },
         )
     if found is not None and found.identity != identity:
         logger.warning(

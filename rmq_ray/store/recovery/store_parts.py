@@ -22,6 +22,7 @@ from rmq_ray.store.queue.index_service import IndexService
 from rmq_ray.store.queue.queue_table import QueueTable
 from rmq_ray.store.reading.log_reader import LogReader
 from rmq_ray.store.reading.retention import Retention
+from rmq_ray.store.tables.topic_lives import TopicLives
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class Surroundings:
     clock: Clock
     boot_id: str
     rules: DispatchRules
+    lives: TopicLives
     follows: bool = False
     """The log is to be a copy of another's: epochs begin there."""
     new_epoch: int | None = None
@@ -59,6 +61,7 @@ class StoreParts:
     quarantine: Quarantine
     reader: LogReader
     retention: Retention
+    lives: TopicLives
 
     def forget_unsynced(self) -> None:
         """After a failed write or sync: the next read of bytes that may not be on disk asks the

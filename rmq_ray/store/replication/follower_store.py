@@ -365,7 +365,7 @@ class _Arrivals(Redispatcher):
     """Notes what arrived in which queue."""
 
     def __init__(self, parts: StoreParts) -> None:
-        super().__init__(parts.queues, parts.index, parts.dispatcher, parts.quarantine)
+        super().__init__(parts.queues, parts.index, parts.dispatcher, parts.quarantine, parts.lives)
         self.arrivals: list[tuple[str, int, int, list[int]]] = []
 
     def _queue(

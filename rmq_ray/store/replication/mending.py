@@ -137,7 +137,7 @@ class _Blanks(Redispatcher):
     """
 
     def __init__(self, parts: StoreParts, appends: bool) -> None:
-        super().__init__(parts.queues, None, parts.dispatcher, parts.quarantine)
+        super().__init__(parts.queues, None, parts.dispatcher, parts.quarantine, parts.lives)
         self._appends = appends
         self._reader = parts.reader
         self._looks_only = False

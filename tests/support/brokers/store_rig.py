@@ -53,6 +53,13 @@ def make_frame(
     return bytearray(records), sizes
 
 
+def delete_topic(store: MessageStore, topic: str) -> int:
+    """As a broker does it; how many queues went."""
+    store.end_topic(topic)
+    store.lives.save(store.lives.snapshot())
+    return store.delete_topic(topic)
+
+
 @dataclass
 class StoreRig:
     """One life of a store. ``disk`` outlives it."""
@@ -91,6 +98,10 @@ class StoreRig:
         """Append one frame."""
         records, sizes = make_frame(bodies, sequence=sequence, queue_id=queue_id, **options)  # type: ignore[arg-type]
         return self.store.append_frame(records, sizes, BORN)
+
+    def delete(self, topic: str = "TopicTest") -> int:
+        """What a broker does when a topic is deleted; how many queues went."""
+        return delete_topic(self.store, topic)
 
     def settle(self) -> None:
         """SYNC_FLUSH: what the flush thread and the broker's loop do after an append."""

@@ -141,7 +141,7 @@ def test_nothing_of_it_is_visible_before_all_of_it_may_be(waits: str) -> None:
 def test_a_topic_deleted_meanwhile_gets_nothing_and_the_others_do() -> None:
     rig = StoreRig(config=small_config(flush=FlushMode.SYNC_FLUSH))
     rig.store.append_mixed(group(2))
-    rig.store.delete_topic("orders")
+    rig.delete("orders")
     rig.settle()
     assert (
         bodies(rig, "orders") == []

@@ -21,6 +21,7 @@ from rmq_ray.store.recovery.checkpoint import (
     save_recovery_point,
     save_store_checkpoint,
 )
+from tests.support.brokers.store_rig import delete_topic
 from tests.support.stores import small_store
 from tests.support.stores.small_store import (
     INDEX_SLOTS,
@@ -127,12 +128,12 @@ def test_segments_that_retention_removed_are_no_fault(store: Path) -> None:
     assert report.queue_entries < 655
 
 
-def test_records_of_a_deleted_topic_are_counted_and_a_topic_made_anew_begins_at_zero(
+def test_records_of_a_deleted_topic_are_counted_and_one_made_anew_goes_on_behind_them(
     store: Path,
 ) -> None:
     running = small_store.opened(store)
-    running.delete_topic("orders")
-    running.delete_topic("refunds")
+    delete_topic(running, "orders")
+    delete_topic(running, "refunds")
     Filler(running, seed=3).frame("orders", 0, 3)
     running.shutdown()
     report = inspect.verify(str(store))

@@ -88,9 +88,10 @@ def test_what_came_after_a_page_is_found() -> None:
 def test_a_deleted_topic_is_not_read_from_a_page() -> None:
     rig = rig_of([50] * 100, 1)
     pull(rig, 0)
-    rig.store.delete_topic("TopicTest")
+    rig.delete()
     rig.send([b"again"] * 100, 500)
-    found = pull(rig, 0)
+    assert pull(rig, 0).next_offset == 100 and not pull(rig, 0).count
+    found = pull(rig, 100)
     assert decode_record(b"".join(bytes(part) for part in found.parts)).body == b"again"
 
 

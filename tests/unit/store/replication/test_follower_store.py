@@ -9,6 +9,7 @@ import random
 import pytest
 
 from rmq_ray.clock import ManualClock
+from rmq_ray.codec.record import decode_record
 from rmq_ray.config import FlushMode
 from rmq_ray.errors import LogDiverged, StoreCorrupt, StoreUnwritable
 from rmq_ray.store.front.message_store import MessageStore
@@ -356,3 +357,70 @@ def test_a_slave_whose_host_lost_power_has_a_prefix_left_and_goes_on(seed: int) 
         again.queues() == rig.store.queues()
         and log_bytes(again)[: again.end_offset] == log_bytes(rig.store)[: rig.store.end_offset]
     )
+
+
+@pytest.mark.parametrize("known_at", range(4))
+@pytest.mark.parametrize("again", [False, True])
+def test_a_slave_has_nothing_of_a_topic_that_was_deleted_whenever_it_learns_of_it(
+    known_at: int, again: bool
+) -> None:
+    rig, disk = StoreRig(), CrashFileSystem()
+    rig.send([b"kept"], 0, topic="Kept")
+    store = follower(disk)
+    store.follow(lineage(rig))
+
+    def learn(now: int) -> None:
+        copy(rig, store)
+        if now >= known_at:
+            store.take_lives(rig.store.lives.snapshot())
+            store.delete_topic("TopicTest")
+
+    old = rig.send([b"old"] * 3, 1, head="KEYS\x01k")
+    if known_at < 3:
+        copy(rig, store)
+    rig.send([b"last"], 2)
+    rig.delete()
+    if known_at == 0:
+        store.take_lives(rig.store.lives.snapshot())
+    learn(1)
+    if again:
+        rig.send([b"new"], 3)
+    learn(2)
+    rig.send([b"other"], 4, topic="Kept")
+    learn(3)
+    assert store.lives.snapshot() == rig.store.lives.snapshot()
+
+    def check(found: MessageStore) -> None:
+        assert found.bounds("TopicTest", 0) == rig.store.bounds("TopicTest", 0) == (4, 4 + again)
+        assert found.record_at(old.base_log_offset) is None
+        assert found.query("TopicTest", "k", 10, 0, 1 << 60) == []
+        read = found.get_messages("TopicTest", 0, 4, 10, 1 << 20, None)
+        assert [decode_record(bytes(part)).body for part in read.parts] == [b"new"] * again
+
+    check(store)
+    store.lives.save(store.lives.snapshot())
+    store.shutdown()
+    check(follower(disk, create=False))
+
+
+def test_a_slave_that_is_behind_a_deletion_takes_over_what_it_has_of_the_log() -> None:
+    """Elected before it had all of it: what is written from then on is newer than the deletion."""
+    rig, disk = StoreRig(), CrashFileSystem()
+    rig.send([b"old"] * 3, 0)
+    store = follower(disk)
+    store.follow(lineage(rig))
+    copy(rig, store)
+    rig.send([b"x" * 500] * 9, 1, topic="Kept")
+    rig.delete()
+    store.take_lives(rig.store.lives.snapshot())
+    store.lives.save(store.lives.snapshot())
+    store.shutdown()
+    master = StoreRig(disk, small_config(), create=False)
+    assert master.send([b"new"], 5).base_queue_offset == 3
+    assert master.bodies() == [b"new"]
+    assert master.next_life(disk_of(master)).bodies() == [b"new"]
+
+
+def disk_of(rig: StoreRig) -> CrashFileSystem:
+    rig.store.shutdown()
+    return rig.disk

@@ -1,0 +1,196 @@
+"""A topic that is deleted and made again is another topic of the same name: what each way to a
+record finds of the old one (nothing), where the new one begins, and what survives a crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from rmq_ray.config import FlushMode
+from rmq_ray.errors import StoreCorrupt
+from rmq_ray.model.pulling import GetMessageStatus
+from rmq_ray.store.front.message_store import MessageStore
+from rmq_ray.store.tables import topic_lives
+from rmq_ray.store.tables.topic_lives import Life, TopicLives, decode_lives, encode_lives
+from tests.support.brokers.store_rig import ROOT, StoreRig, small_config
+from tests.support.faults.crash_fs import CrashFileSystem, keep_all, keep_none
+
+TOPIC = "TopicTest"
+OLD, NEW = [b"a", b"b", b"c"], [b"d", b"e"]
+FILE = f"{ROOT}/rmq_ray/topic_lives.json"
+KEYED = {"head": "KEYS\x01k"}
+
+Road = Callable[[MessageStore, int], object]
+ROADS: dict[str, Road] = {
+    "by key": lambda store, _: store.query(TOPIC, "k", 10, 0, 1 << 60),
+    "by log offset": lambda store, log_offset: store.record_at(log_offset),
+    "by log offsets": lambda store, log_offset: store.records_at([log_offset], 1 << 20) != [None],
+    "by queue offset": lambda store, _: store.get_messages(TOPIC, 0, 0, 10, 1 << 20, None).count,
+    "just written": lambda store, _: store.just_written(TOPIC, 0, 0, 10, 1 << 20),
+}
+"""Name -> what it finds of the first old record, which begins at a log offset."""
+
+
+def deleted(flush: FlushMode = FlushMode.ASYNC_FLUSH) -> tuple[StoreRig, int]:
+    """A store whose topic was deleted, and where its first record lies."""
+    rig = StoreRig(config=small_config(flush=flush))
+    first = rig.send(OLD, 0, **KEYED)
+    rig.settle()
+    assert all(road(rig.store, first.base_log_offset) for road in ROADS.values())
+    rig.delete()
+    return rig, first.base_log_offset
+
+
+@pytest.mark.parametrize("road", ROADS.values(), ids=ROADS)
+@pytest.mark.parametrize("restarts", [False, True])
+def test_nothing_of_a_deleted_topic_is_found_be_it_there_again_or_not(
+    road: Road, restarts: bool
+) -> None:
+    rig, log_offset = deleted()
+    if restarts:
+        rig = rig.next_life(rig.disk.survivor(keep_all))
+    assert not road(rig.store, log_offset)
+    rig.send(NEW, 7)
+    assert not road(rig.store, log_offset)
+
+
+@pytest.mark.parametrize("flush", FlushMode)
+def test_a_topic_made_again_goes_on_behind_the_old_ones_end(flush: FlushMode) -> None:
+    rig, _ = deleted(flush)
+    assert rig.store.bounds(TOPIC, 0) == (3, 3) and rig.store.bounds(TOPIC, 1) == (0, 0)
+    assert rig.send(NEW, 1).base_queue_offset == 3
+    rig.settle()
+    assert rig.bodies() == NEW and rig.store.bounds(TOPIC, 0) == (3, 5)
+
+
+@pytest.mark.parametrize(
+    ("offset", "status", "following"),
+    [
+        (2, GetMessageStatus.OFFSET_TOO_SMALL, 3),
+        (3, GetMessageStatus.OFFSET_OVERFLOW_ONE, 3),
+        (4, GetMessageStatus.OFFSET_OVERFLOW_BADLY, 3),
+    ],
+)
+def test_an_old_position_is_too_small_or_at_the_new_beginning(
+    offset: int, status: GetMessageStatus, following: int
+) -> None:
+    rig, _ = deleted()
+    found = rig.store.get_messages(TOPIC, 0, offset, 10, 1 << 20, None)
+    assert (found.status, found.next_offset) == (status, following)
+
+
+def test_what_waits_for_the_disk_when_its_topic_goes_counts_as_the_old_ones() -> None:
+    rig = StoreRig(config=small_config(flush=FlushMode.SYNC_FLUSH))
+    rig.send(OLD, 0)
+    rig.delete()
+    rig.settle()
+    assert rig.store.bounds(TOPIC, 0) == (3, 3)
+    assert rig.send(NEW, 1).base_queue_offset == 3
+    rig.settle()
+    assert rig.bodies() == NEW
+
+
+def test_a_topic_made_again_before_its_files_are_gone_keeps_its_messages() -> None:
+    rig = StoreRig()
+    rig.send(OLD, 0)
+    rig.store.end_topic(TOPIC)
+    rig.send(NEW, 1)
+    rig.store.lives.save(rig.store.lives.snapshot())
+    assert rig.store.delete_topic(TOPIC) == 0 and rig.bodies() == NEW
+    for disk in (rig.disk.survivor(keep_all), without_checkpoint(rig)):
+        assert rig.next_life(disk).bodies() == NEW
+
+
+def without_checkpoint(rig: StoreRig) -> CrashFileSystem:
+    rig.store.flush()
+    disk = rig.disk.survivor(keep_all)
+    disk.remove_whole(f"{ROOT}/rmq_ray/checkpoint")
+    return disk
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_queues_that_are_built_from_the_log_bring_nothing_back(again: bool) -> None:
+    rig, _ = deleted()
+    rig.send([b"x"], 5, topic="Kept")
+    if again:
+        rig.send(NEW, 1)
+    disk = without_checkpoint(rig)
+    for name in disk.list_dir(f"{ROOT}/consumequeue"):
+        for file in disk.list_dir(f"{ROOT}/consumequeue/{name}/0"):
+            disk.unlink(f"{ROOT}/consumequeue/{name}/0/{file}")
+    after = rig.next_life(disk)
+    assert after.bodies(topic="Kept") == [b"x"]
+    assert after.bodies() == (NEW if again else [])
+    assert after.send([b"f"], 9).base_queue_offset == (5 if again else 3)
+
+
+def test_a_deletion_of_which_no_file_knows_when_the_power_fails_has_not_happened() -> None:
+    rig = StoreRig()
+    rig.send(OLD, 0)
+    rig.store.flush()
+    rig.store.end_topic(TOPIC)
+    after = rig.next_life(rig.disk.survivor(keep_none, "boot-2"))
+    assert after.bodies() == OLD and after.send(NEW, 1).base_queue_offset == 3
+
+
+def test_a_deletion_that_is_on_disk_stands_though_its_files_were_not_removed() -> None:
+    rig = StoreRig()
+    rig.send(OLD, 0)
+    rig.store.flush()
+    rig.store.end_topic(TOPIC)
+    rig.store.lives.save(rig.store.lives.snapshot())
+    after = rig.next_life(rig.disk.survivor(keep_none, "boot-2"))
+    assert after.bodies() == [] and TOPIC not in after.store.topics()
+    assert after.report.way == "our checkpoint"
+    assert after.send(NEW, 1).base_queue_offset == 3
+
+
+def test_what_is_written_after_a_log_lost_its_end_is_newer_than_every_deletion() -> None:
+    rig = StoreRig()
+    rig.send(OLD, 0)
+    rig.store.flush()
+    rig.send([b"lost"] * 20, 1, topic="Other")
+    rig.delete()
+    disk = rig.disk.survivor(keep_none, "boot-2")
+    after = rig.next_life(disk)
+    assert after.store.end_offset < rig.store.end_offset and after.bodies() == []
+    assert after.send(NEW, 2).base_queue_offset == 3
+    assert after.bodies() == NEW
+    after.store.flush()
+    assert after.next_life(after.disk.survivor(keep_none, "boot-3")).bodies() == NEW
+
+
+def test_a_second_deletion_keeps_the_ends_of_queues_that_the_second_topic_did_not_use() -> None:
+    rig = StoreRig()
+    rig.send(OLD, 0)
+    rig.send(OLD, 1, queue_id=1)
+    rig.delete()
+    rig.send(NEW, 2)
+    rig.delete()
+    assert [rig.store.bounds(TOPIC, queue_id)[0] for queue_id in (0, 1)] == [5, 3]
+
+
+def test_lives_are_what_the_file_and_a_master_say() -> None:
+    lives = {"orders": Life(1234, {0: 3, 11: 5}), "refunds": Life(0, {})}
+    assert decode_lives(encode_lives(lives)) == lives
+    assert decode_lives({"topicConfigTable": {}}) == {}
+
+
+def test_a_file_that_cannot_be_read_stops_the_start() -> None:
+    rig, _ = deleted()
+    for path in (FILE, FILE + ".bak"):
+        rig.disk.write_whole(path, b"{")
+    with pytest.raises(StoreCorrupt, match=r"topic_lives\.json"):
+        rig.next_life(rig.disk.survivor(keep_all))
+
+
+def test_beyond_the_limit_only_those_are_forgotten_of_which_the_log_has_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(topic_lives, "LIVES_MAX", 2)
+    lives = TopicLives(ROOT, CrashFileSystem())
+    for number in range(1, 5):
+        lives.end(f"t{number}", 10 * number, {0: 1}, log_begin=15)
+    assert set(lives.snapshot()) == {"t2", "t3", "t4"}
