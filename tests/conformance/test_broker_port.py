@@ -70,7 +70,8 @@ def settings(
         index_slots=997,
         index_items=4_000,
     )
-    return BrokerConfig(store).but(**changes)
+    # a busy machine is no slow disk: nothing is refused because it waited
+    return BrokerConfig(store, stale_send_ms=0, disk_busy_ms=0).but(**changes)
 
 
 @asynccontextmanager
@@ -446,7 +447,8 @@ async def main():
     store = StoreConfig(sys.argv[1], flush=flush, segment_bytes=1 << 22, **sizes)
     store = store.but(transient_store_pool=pool, commit_interval_ms=20)
     secret = Credentials("default", "broker", b"s" * 32)
-    broker = Broker(BrokerConfig(store, delay_levels="1s 2s"), SYSTEM_CLOCK, secret)
+    config = BrokerConfig(store, delay_levels="1s 2s", stale_send_ms=0, disk_busy_ms=0)
+    broker = Broker(config, SYSTEM_CLOCK, secret)
     await broker.start(sys.argv[3] == "create")
     print(broker.address, flush=True)
     await asyncio.sleep(600)
@@ -488,11 +490,8 @@ def test_what_was_acknowledged_before_kill_9_is_there_after_it_on_the_same_port(
 
         async def one(sequence: int) -> None:
             nonlocal acknowledged
-            answer = None
-            while answer is None or answer.code:  # not flushed in time, on a busy machine
-                answer = await connection.request(send_command(b"%d" % sequence, sequence), 60_000)
-                sequence += 1_000
-            acknowledged += 1
+            answer = await connection.request(send_command(b"%d" % sequence, sequence), 60_000)
+            acknowledged += answer.code == 0
 
         tasks = [asyncio.create_task(one(n)) for n in range(500)]
         await eventually_async(lambda: acknowledged >= 200)
