@@ -214,6 +214,7 @@ def completed(directory: Path, address: ClusterAddress, *words: str) -> list[str
     return [line.removeprefix("plain,") for line in done.stdout.split()]
 
 
+@pytest.mark.alone
 def test_a_shell_completes_names_of_topics_and_groups_of_a_remembered_cluster(
     cluster: LiveCluster, tmp_path: Path
 ) -> None:
@@ -236,7 +237,7 @@ def test_a_shell_completes_names_of_topics_and_groups_of_a_remembered_cluster(
     def offered(*words: str) -> list[str]:
         return completed(tmp_path, found, *words)
 
-    # half a second is little on a machine that is busy: then nothing is offered, this time
+    # after half a second nothing is offered, this time
     eventually(lambda: offered("topic", "describe", "complete-") == topics)
     eventually(lambda: offered("group", "seek", "g", "complete-o") == topics[:1])
     eventually(lambda: offered("group", "lag", "complete-") == ["complete-billing"])

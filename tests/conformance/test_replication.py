@@ -134,7 +134,7 @@ def test_a_slave_follows_a_master_that_takes_tls_only_and_one_without_it_does_no
 def test_a_slave_that_was_away_or_lost_its_disk_catches_up_while_the_master_serves(
     pair: ReplicatedCluster,
 ) -> None:
-    with Producer("p", discovery=pair) as producer:
+    with Producer("p", discovery=pair, send_timeout_ms=60_000) as producer:
         producer.send("orders", b"first")
         pair.caught_up()
         pair.stop_slave()

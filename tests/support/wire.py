@@ -202,13 +202,17 @@ def scripted(script: Callable[[socket.socket], None]) -> Iterator[Address]:
             sock.close()
 
 
+HANG_S = 60
+"""Nothing takes as long, unless it hangs."""
+
+
 class RawClient:
     """A socket with frames and no manners."""
 
     _opaques = itertools.count(1)
 
     def __init__(self, address: Address, credentials: Credentials | None = None) -> None:
-        self.sock = socket.create_connection((address.host, address.port), timeout=5)
+        self.sock = socket.create_connection((address.host, address.port), timeout=HANG_S)
         if credentials is not None:
             client = ClientHandshake(credentials, b"n" * 32)
             client.finish(self.ask(client.prove(self.ask(client.hello()))))
