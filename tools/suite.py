@@ -3,8 +3,8 @@
     python -m tools.suite [arguments of pytest]
 
     track   lane      what                              how
-    light   light     unit, conformance, sim, golden    two at a time, without Ray or JVM; a failure
-                                                        is final
+    (first) light     unit, conformance, sim, golden    three at a time, without Ray or JVM; a
+                                                        failure ends the run
     ray     ray       Ray
     others  interop   beside Apache RocketMQ            two at a time
             spark     Spark
@@ -13,7 +13,7 @@
                       hosts lose their power
     (then)  again     what failed in a heavy lane       the same
 
-Tracks run at the same time, the lanes of a track one after the other. What a lane prints is in
+Then tracks run at the same time, the lanes of a track one after the other. What a lane prints is in
 ``build/suite`` and, when the lane is done, on the output.
 
 Red twice is red. Red and then green is flaky: it is named on a line of its own and in
@@ -55,7 +55,6 @@ class Lane:
     name: str
     folders: tuple[str, ...]
     workers: int = 1
-    heavy: bool = True
 
 
 TRACKS = (
@@ -65,9 +64,9 @@ TRACKS = (
         Lane("spark", ("spark",)),
         Lane("whole", ("e2e", "torture")),
     ),
-    (Lane("light", ("unit", "conformance", "sim", "golden"), 2, heavy=False),),
 )
-LANES = tuple(lane for track in TRACKS for lane in track)
+LIGHT = Lane("light", ("unit", "conformance", "sim", "golden"), 3)
+LANES = (LIGHT, *(lane for track in TRACKS for lane in track))
 ALONE = Lane("alone", ("conformance", "ray", "e2e"))
 AGAIN = Lane("again", ())
 
@@ -105,12 +104,16 @@ def main(arguments: Sequence[str]) -> int:
         print(f"no lane runs tests/{', tests/'.join(sorted(strange))}: name it in tools/suite.py")
         return 1
     with leftovers.own_directory() as here:
-        runs = run_tracks(arguments)
-        runs[ALONE.name] = run(ALONE, [*paths(ALONE), "-m", "alone", *arguments])
-        again = to_run_again(runs)
-        second = run(AGAIN, again) if again else None
+        runs = {LIGHT.name: run_lane(LIGHT, arguments)}
+        second = None
+        if not (runs[LIGHT.name].failed or runs[LIGHT.name].broken):
+            runs |= run_tracks(arguments)
+            runs[ALONE.name] = run(ALONE, [*paths(ALONE), "-m", "alone", *arguments])
+            again = to_run_again(runs)
+            second = run(AGAIN, again) if again else None
         verdict = judge(runs, second)
-        verdict.complaints += new_tests.under_load(os.environ.get("RMQ_RAY_NEW_SINCE", ""))
+        if verdict.green:
+            verdict.complaints += new_tests.under_load(os.environ.get("RMQ_RAY_NEW_SINCE", ""))
         tell(runs, second, verdict)
         here.green = verdict.green
     return 0 if verdict.green else 1
@@ -123,11 +126,7 @@ def run_tracks(arguments: Sequence[str]) -> dict[str, Run]:
     ended = threading.Event()
 
     def run_track(track: tuple[Lane, ...]) -> dict[str, Run]:
-        return {
-            lane.name: run(lane, [*paths(lane), "-m", "not alone", *arguments])
-            for lane in track
-            if not ended.is_set()
-        }
+        return {lane.name: run_lane(lane, arguments) for lane in track if not ended.is_set()}
 
     with ThreadPoolExecutor(len(TRACKS)) as threads:
         tracks = [threads.submit(run_track, track) for track in TRACKS]
@@ -139,6 +138,11 @@ def run_tracks(arguments: Sequence[str]) -> dict[str, Run]:
         finally:
             ended.set()
     return {name: found for track in tracks for name, found in track.result().items()}
+
+
+def run_lane(lane: Lane, arguments: Sequence[str]) -> Run:
+    """What of its tests may run beside others."""
+    return run(lane, [*paths(lane), "-m", "not alone", *arguments])
 
 
 def run(lane: Lane, arguments: Sequence[str]) -> Run:
@@ -197,12 +201,11 @@ def read(lines: Sequence[str], code: int, seconds: float) -> Run:
 
 def to_run_again(runs: dict[str, Run]) -> list[str]:
     """What failed of the heavy tests, unless that is too much for an accident."""
-    light = {folder for lane in LANES if not lane.heavy for folder in lane.folders}
     tests = [
         test
         for found in runs.values()
         for test in found.failed
-        if test not in found.judged and test.split("/")[1] not in light
+        if test not in found.judged and test.split("/")[1] not in LIGHT.folders
     ]
     return tests if len(tests) <= AGAIN_MAX else []
 
