@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from rmq_ray.client.admin.admin import Admin
 from rmq_ray.client.pop.simple_consumer import SimpleConsumer
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.client.push.push_consumer import PushConsumer
@@ -107,6 +108,35 @@ def test_a_slave_gets_the_log_byte_for_byte_and_the_tables(pair: ReplicatedClust
     assert pair.slave_store().query("orders", "k7", 5, 0, 1 << 60), (
         "keys are indexed on a slave, too"
     )
+
+
+def test_a_slave_has_nothing_of_a_topic_that_was_deleted_and_made_again(
+    pair: ReplicatedCluster,
+) -> None:
+    admin = Admin(pair)
+    admin.create_topic("orders", queues=1)
+    with Producer("p", discovery=pair) as producer:
+        for _ in range(3):
+            producer.send("orders", b"old", keys=["k"])
+        pair.caught_up()
+        assert len(pair.slave_store().query("orders", "k", 5, 0, 1 << 60)) == 3
+        admin.delete_topic("orders")
+        admin.create_topic("orders", queues=1)
+        producer.send("orders", b"new")
+
+    def is_told() -> bool:
+        lives = pair.slave_store().lives.snapshot()
+        return lives == pair.store().lives.snapshot() != {}
+
+    pair.caught_up()
+    eventually(is_told)
+    for _ in range(2):
+        assert pair.slave_store().query("orders", "k", 5, 0, 1 << 60) == []
+        eventually(lambda: pair.slave_store().bounds("orders", 0) == (3, 4))
+        pair.stop_slave()
+        pair.start_slave()
+        eventually(is_told)
+    admin.close()
 
 
 def test_a_slave_follows_a_master_that_takes_tls_only_and_one_without_it_does_not(

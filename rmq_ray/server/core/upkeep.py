@@ -133,7 +133,8 @@ class Upkeep:
             raise self._keeper.refusal()
         for topic in sorted(store.topics()):
             if topics.get(topic) is None and not topics.is_system(topic):
-                store.end_topic(topic)
+                if not self._identity.is_slave:  # which has its master's deletions
+                    store.end_topic(topic)
                 count = store.delete_topic(topic)
                 self._tables.offsets.forget_topic(topic)
                 log.info("%d queues of topic %s, which is no more, were removed", count, topic)

@@ -300,17 +300,16 @@ class TransactionHandlers:
         earlier = pending.get(ending.offset)
         known = self._transactions.window.state(ending.offset) if earlier is None else earlier.state
         if known is EndState.PENDING:
-            target = self._transactions.target(ending)
-            if target is not None:
-                pending[ending.offset] = ending._replace(target=target)
-            elif ending.state is EndState.ROLLED_BACK:
-                pending[ending.offset] = ending
-            else:
-                return (
-                    ResponseCode.TOPIC_NOT_EXIST,
-                    f"topic {ending.target[0]} was deleted since the half message was sent: "
-                    f"nothing was written, the transaction is given up",
-                )
+            if ending.state is EndState.COMMITTED:
+                target = self._transactions.target(ending)
+                if target is None:
+                    return (
+                        ResponseCode.TOPIC_NOT_EXIST,
+                        f"topic {ending.target[0]} was deleted since the half message was sent: "
+                        f"nothing was written, the transaction is given up",
+                    )
+                ending = ending._replace(target=target)
+            pending[ending.offset] = ending
         elif known is not ending.state:
             remark = (
                 "nobody knows how any more"

@@ -22,6 +22,7 @@ known to have been deleted belongs to its topic.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -55,6 +56,7 @@ class TopicLives:
         )
         self._lives: Lives = {}
         self._saved: Lives | None = None
+        self._saving = threading.Lock()
 
     def load(self) -> None:
         """Read the file, the first time: later, memory is newer. ``StoreCorrupt`` when neither it
@@ -65,12 +67,13 @@ class TopicLives:
             self._lives = dict(self._saved)
 
     def save(self, lives: Lives) -> None:
-        """Write a ``snapshot`` where it is not what the file says. Durable on return; one thread at
-        a time.
+        """Write a ``snapshot`` where it is not what the file says. Durable on return; any
+        thread.
         """
-        if lives != self._saved:
-            self._file.save(lives)
-            self._saved = lives
+        with self._saving:
+            if lives != self._saved:
+                self._file.save(lives)
+                self._saved = lives
 
     def snapshot(self) -> Lives:
         """A copy that a thread may keep."""
