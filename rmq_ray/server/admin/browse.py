@@ -32,6 +32,7 @@ from rmq_ray.server.delay.timer_service import TimerService
 from rmq_ray.server.tables.broker_tables import BrokerTables
 from rmq_ray.server.transaction.transaction_service import Transactions
 from rmq_ray.store.front.message_store import MessageStore
+from rmq_ray.store.reading.record_lookup import shown
 
 ANSWER_BYTES_MAX = 4 << 20
 """Of records in one answer."""
@@ -137,7 +138,8 @@ def _read(store: MessageStore, asked: _Asked, scan: Scan | None) -> dict[str, An
     more = more or len(places) > count
     places = places[:count]
     logs = [place.log_offset for place in places]
-    records = store.views_at(logs, ANSWER_BYTES_MAX) if logs else []
+    found = store.records_at(logs, ANSWER_BYTES_MAX) if logs else []
+    records = [shown(store.lives, record) for record in found]
     return {
         "queues": rows,
         "messages": [

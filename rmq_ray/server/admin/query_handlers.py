@@ -35,6 +35,7 @@ from rmq_ray.server.groups.membership import GroupMembership
 from rmq_ray.server.tables.offset_table import OffsetTable
 from rmq_ray.server.tables.topic_table import TopicTable
 from rmq_ray.store.front.message_store import MessageStore
+from rmq_ray.store.reading.record_lookup import shown
 
 QUERY_RECORDS_MAX = 64
 QUEUE_ENTRIES_MAX = 1_000
@@ -106,7 +107,7 @@ class QueryHandlers:
             self._check_topic(peer, Action.SUB, decode_record(record).topic)
             return command.answer(fields={}, body=record)
 
-        self._later(command, peer, lambda: store.view_at(offset), answer)
+        self._later(command, peer, lambda: shown(store.lives, store.record_at(offset)), answer)
 
     def topic_stats(self, command: Command, peer: Peer) -> None:
         """202: offsets and last store time of each queue; a field tells how long the topic keeps

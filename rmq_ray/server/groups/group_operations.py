@@ -44,6 +44,7 @@ from rmq_ray.server.groups.membership import Client, ConsumerGroup, GroupMembers
 from rmq_ray.server.tables.offset_table import OffsetTable
 from rmq_ray.server.tables.topic_table import TopicTable
 from rmq_ray.store.front.message_store import MessageStore
+from rmq_ray.store.reading.record_lookup import shown
 
 RELAY_TIMEOUT_MS = 30_000
 STATUS_TIMEOUT_MS = 5_000
@@ -250,7 +251,7 @@ class GroupOperations:
                 )
             self._relay(command, peer, header.consumer_group, header.client_id or "", record)
 
-        self._later(command, peer, lambda: store.view_at(log_offset), relay)
+        self._later(command, peer, lambda: shown(store.lives, store.record_at(log_offset)), relay)
 
     def all_stats(self, command: Command, peer: Peer) -> None:
         """317: how far every group is in every topic; with ``isOrder`` in ordered topics only."""

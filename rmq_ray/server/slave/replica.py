@@ -503,7 +503,7 @@ class ReplicaTables:
         gone |= {topic for topic, life in lives.items() if before.get(topic) != life}
         tables.topics.load(topics, version)
         store = self._parts.keeper.store
-        if store is not None:
+        if isinstance(store, FollowerStore):
             store.take_lives(lives)
         tables.save_topics()
         tables.on_topics()

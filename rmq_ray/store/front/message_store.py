@@ -31,7 +31,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rmq_ray.clock import Clock
-from rmq_ray.codec.record import record_parts
 from rmq_ray.codec.record_batch import Array
 from rmq_ray.codec.record_properties import split_facts
 from rmq_ray.codec.store_files import ENTRIES
@@ -39,8 +38,6 @@ from rmq_ray.config import StoreConfig
 from rmq_ray.errors import StoreError, StoreFailed, StoreFull, StoreNotReady
 from rmq_ray.files import FileSystem
 from rmq_ray.model.ids import FrameId
-from rmq_ray.model.message import REAL_TOPIC, decode_properties
-from rmq_ray.model.topics import WAITING_TOPICS
 from rmq_ray.store.frames.frame_check import PartsOf
 from rmq_ray.store.frames.single_message import StoredMessage
 from rmq_ray.store.front.appender import AppendCounters, Appender, AppendResult, MixedResult
@@ -55,6 +52,7 @@ from rmq_ray.store.queue.queue_table import deleted_topic_directory
 from rmq_ray.store.reading.filtered_reading import Condition, get_matching
 from rmq_ray.store.reading.log_reader import GetResult, Recent
 from rmq_ray.store.reading.record_lookup import (
+    alive,
     log_offset_at,
     offset_by_time,
     query_by_key,
@@ -66,7 +64,7 @@ from rmq_ray.store.recovery.recovery import RecoveryReport
 from rmq_ray.store.recovery.restart import finish_truncation, give_up_unsynced, restart
 from rmq_ray.store.recovery.store_parts import StoreParts, Surroundings
 from rmq_ray.store.tables.store_lock import StoreLock
-from rmq_ray.store.tables.topic_lives import Lives, TopicLives
+from rmq_ray.store.tables.topic_lives import TopicLives
 
 __all__ = [
     "AppendResult",
@@ -122,14 +120,7 @@ class MessageStore:
         """Which records belong to the topics that are there now."""
         boot = files.boot_id() if boot_id is None else boot_id
         self._around = Surroundings(
-            config,
-            files,
-            clock,
-            boot,
-            rules,
-            self.lives,
-            self.follows,
-            new_epoch,
+            config, files, clock, boot, rules, self.lives, self.follows, new_epoch
         )
         self._config = config
         self._clock = clock
@@ -436,15 +427,9 @@ class MessageStore:
         foreign: bool = False,
     ) -> GetResult:
         """See ``filtered_reading.get_matching``."""
+        reader = self.readable().reader
         return get_matching(
-            self.readable().reader,
-            topic,
-            queue_id,
-            offset,
-            max_count,
-            max_bytes,
-            condition,
-            foreign,
+            reader, topic, queue_id, offset, max_count, max_bytes, condition, foreign
         )
 
     def record_at(self, log_offset: int) -> bytes | None:
@@ -452,21 +437,13 @@ class MessageStore:
         wrong, or the topic that it is for was deleted since.
         """
         parts = self.readable()
-        return self._alive(parts.reader.record_at(log_offset, parts.visibility.offset))
+        return alive(self.lives, parts.reader.record_at(log_offset, parts.visibility.offset))
 
     def records_at(self, log_offsets: Sequence[int], bytes_max: int) -> list[bytes | None]:
         """The same of each, until ``bytes_max`` bytes were read: the list ends there."""
         parts = self.readable()
         found = parts.reader.records_at(log_offsets, parts.visibility.offset, bytes_max)
-        return [self._alive(record) for record in found]
-
-    def view_at(self, log_offset: int) -> bytes | None:
-        """``record_at`` for people: nor is one shown that waits for a topic that was deleted."""
-        return self._shown(self.record_at(log_offset))
-
-    def views_at(self, log_offsets: Sequence[int], bytes_max: int) -> list[bytes | None]:
-        """``records_at`` for people."""
-        return [self._shown(record) for record in self.records_at(log_offsets, bytes_max)]
+        return [alive(self.lives, record) for record in found]
 
     def query(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> list[bytes]:
         """Whole records with a key, stored in [begin, end], newest first, at most 64. Slow on a
@@ -639,17 +616,6 @@ class MessageStore:
             parts.queues.begin_anew(topic)
             parts.reader.forget()
 
-    def take_lives(self, lives: Lives) -> None:
-        """On a slave: which topics the master has deleted; as ``end_topic``."""
-        parts, before = self.readable(), self.lives.snapshot()
-        if lives == before:
-            return
-        with parts.visibility.lock:
-            self.lives.replace(lives)
-            for topic in [topic for topic, life in lives.items() if before.get(topic) != life]:
-                parts.queues.begin_anew(topic)
-            parts.reader.forget()
-
     def delete_topic(self, topic: str) -> int:
         """Remove the queues of a topic that was deleted, unless it is there again and has messages.
         Quick: the files go with the next checkpoint, after which a power loss does not bring the
@@ -702,24 +668,6 @@ class MessageStore:
                     self._config.path,
                 )
         return self._appender
-
-    def _alive(self, record: bytes | None) -> bytes | None:
-        """The record, unless its topic was deleted since."""
-        if record is None or not self.lives:
-            return record
-        parts = record_parts(record)
-        alive = self.lives.holds(str(parts.topic, "utf-8", "replace"), parts.log_offset)
-        return record if alive else None
-
-    def _shown(self, record: bytes | None) -> bytes | None:
-        """The record, unless it waits for a topic that was deleted since."""
-        if record is None or not self.lives:
-            return record
-        parts = record_parts(record)
-        if str(parts.topic, "utf-8", "replace") not in WAITING_TOPICS:
-            return record
-        real = decode_properties(str(parts.text, "utf-8", "replace")).get(REAL_TOPIC, "")
-        return record if self.lives.holds(real, parts.log_offset) else None
 
     def _fail(self, error: StoreError) -> None:
         log = self.opened.log

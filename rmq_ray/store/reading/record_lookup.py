@@ -1,17 +1,18 @@
 """Finding records by key and by time (docs/file-format.md#consume-queue,
 docs/file-format.md#index).
 
-Decides: which of the index's candidates really have the key (hashes collide), and the queue offset
-for a time. Does not decide: who may ask.
+Decides: which of the index's candidates really have the key (hashes collide), the queue offset for
+a time, and which records count as gone with their topics. Does not decide: who may ask.
 """
 
 from __future__ import annotations
 
 import struct
 
-from rmq_ray.codec.record import decode_record, host_lengths
+from rmq_ray.codec.record import decode_record, host_lengths, record_parts
 from rmq_ray.codec.store_files import BLANK_SIZE, ENTRY
-from rmq_ray.model.message import KEYS, UNIQUE_KEY, decode_properties
+from rmq_ray.model.message import KEYS, REAL_TOPIC, UNIQUE_KEY, decode_properties
+from rmq_ray.model.topics import WAITING_TOPICS
 from rmq_ray.store.queue.consume_queue import ConsumeQueue
 from rmq_ray.store.queue.index_service import IndexService
 from rmq_ray.store.reading.log_reader import LogReader
@@ -50,6 +51,25 @@ def query_by_key(
             break
         until_ms = oldest_ms - 1
     return found[:max_num]
+
+
+def alive(lives: TopicLives, record: bytes | None) -> bytes | None:
+    """The record, unless its topic was deleted since."""
+    if record is None or not lives:
+        return record
+    parts = record_parts(record)
+    return record if lives.holds(str(parts.topic, "utf-8", "replace"), parts.log_offset) else None
+
+
+def shown(lives: TopicLives, record: bytes | None) -> bytes | None:
+    """For people: the record, unless it waits for a topic that was deleted since."""
+    if record is None or not lives:
+        return record
+    parts = record_parts(record)
+    if str(parts.topic, "utf-8", "replace") not in WAITING_TOPICS:
+        return record
+    real = decode_properties(str(parts.text, "utf-8", "replace")).get(REAL_TOPIC, "")
+    return record if lives.holds(real, parts.log_offset) else None
 
 
 def offset_by_time(reader: LogReader, queue: ConsumeQueue, visible: int, at_ms: int) -> int:

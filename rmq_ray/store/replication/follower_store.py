@@ -41,6 +41,7 @@ from rmq_ray.store.recovery.store_parts import StoreParts
 from rmq_ray.store.replication.follower_check import Broken, CheckedPiece, check_piece
 from rmq_ray.store.replication.log_source import Tail, shorter_tails, tail_of
 from rmq_ray.store.replication.mending import mend_stretch, mendable
+from rmq_ray.store.tables.topic_lives import Lives
 
 logger = logging.getLogger("rmq_ray.store")
 CATCH_UP_BYTES = 8 << 20
@@ -162,6 +163,17 @@ class FollowerStore(MessageStore):
                 if parts.visibility.offset == before:
                     break
             return parts.visibility.offset
+
+    def take_lives(self, lives: Lives) -> None:
+        """Which topics the master has deleted; as ``end_topic``."""
+        parts, before = self.readable(), self.lives.snapshot()
+        if lives == before:
+            return
+        with parts.visibility.lock:
+            self.lives.replace(lives)
+            for topic in [topic for topic, life in lives.items() if before.get(topic) != life]:
+                parts.queues.begin_anew(topic)
+            parts.reader.forget()
 
     def sync(self) -> int:
         """On return everything written is on disk; returns that position. Raises

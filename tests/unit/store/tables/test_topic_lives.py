@@ -8,10 +8,12 @@ from collections.abc import Callable
 
 import pytest
 
+from rmq_ray.codec.store_files import BLANK_SIZE
 from rmq_ray.config import FlushMode
 from rmq_ray.errors import StoreCorrupt
 from rmq_ray.model.pulling import GetMessageStatus
 from rmq_ray.store.front.message_store import MessageStore
+from rmq_ray.store.reading.filtered_reading import Condition
 from rmq_ray.store.tables import topic_lives
 from rmq_ray.store.tables.topic_lives import Life, TopicLives, decode_lives, encode_lives
 from tests.support.brokers.store_rig import ROOT, StoreRig, small_config
@@ -24,13 +26,31 @@ KEYED = {"head": "KEYS\x01k"}
 
 Road = Callable[[MessageStore, int], object]
 ROADS: dict[str, Road] = {
-    "by key": lambda store, _: store.query(TOPIC, "k", 10, 0, 1 << 60),
-    "by log offset": lambda store, log_offset: store.record_at(log_offset),
-    "by log offsets": lambda store, log_offset: store.records_at([log_offset], 1 << 20) != [None],
-    "by queue offset": lambda store, _: store.get_messages(TOPIC, 0, 0, 10, 1 << 20, None).count,
-    "just written": lambda store, _: store.just_written(TOPIC, 0, 0, 10, 1 << 20),
+    "query": lambda store, _: store.query(TOPIC, "k", 10, 0, 1 << 60),
+    "record_at": lambda store, log_offset: store.record_at(log_offset),
+    "records_at": lambda store, log_offset: store.records_at([log_offset], 1 << 20) != [None],
+    "get_messages": lambda store, _: store.get_messages(TOPIC, 0, 0, 10, 1 << 20, None).count,
+    "get_matching": lambda store, _: (
+        store.get_matching(TOPIC, 0, 0, 10, 1 << 20, Condition(lambda _text: True)).count
+    ),
+    "just_written": lambda store, _: store.just_written(TOPIC, 0, 0, 10, 1 << 20),
+    "entries": lambda store, _: any(store.entries(TOPIC, 0, 0, 3)["size"] != BLANK_SIZE),
+    "log_offset_of": lambda store, log_offset: store.log_offset_of(TOPIC, 0, 0) == log_offset,
+    "queues": lambda store, _: store.queues().get((TOPIC, 0), (3, 3))[0] < 3,
+    "bounds": lambda store, _: store.bounds(TOPIC, 0)[0] < 3,
 }
-"""Name -> what it finds of the first old record, which begins at a log offset."""
+"""Method of the store -> what it finds of the first old record, which begins at a log offset."""
+NO_ROADS = frozenset(
+    # life, writing, upkeep
+    "open recover start configure shutdown reopen set_store_host append_frame append_message "
+    "append_batch_body append_mixed set_arrival_listener dispatch_durable set_replicated end_topic "
+    "delete_topic flush_step flush pin unpin request_cleaning clean expire_topics "
+    # of the log, or of this store as a whole
+    "counters state epoch epochs flushed_offset durable_offset visible_offset end_offset "
+    "written_offset begin_offset status opened readable follows topics "
+    # of places and times, within the bounds of a queue
+    "offset_by_time earliest_store_ms is_cold is_cold_pull is_young".split()
+)
 
 
 def deleted(flush: FlushMode = FlushMode.ASYNC_FLUSH) -> tuple[StoreRig, int]:
@@ -54,6 +74,11 @@ def test_nothing_of_a_deleted_topic_is_found_be_it_there_again_or_not(
     assert not road(rig.store, log_offset)
     rig.send(NEW, 7)
     assert not road(rig.store, log_offset)
+
+
+def test_every_way_into_the_store_is_a_road_or_none() -> None:
+    public = {name for name in vars(MessageStore) if not name.startswith("_")}
+    assert public == set(ROADS) | NO_ROADS
 
 
 @pytest.mark.parametrize("flush", FlushMode)
