@@ -14,7 +14,9 @@ the process died before that; nothing is unpickled that this handle was not told
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -60,6 +62,7 @@ KEPT_MS = 25_000.0
 WAIT_S = 20.0
 RETRIES_MAX = (1 << 31) - 1
 PAUSE_S = 0.005, 0.25
+_living: weakref.WeakSet[Queue] = weakref.WeakSet()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +126,16 @@ class Queue:
         check_topic(name)
         check_group(name)
         self.prefetch = prefetch
+        self.name, self.maxsize, self._pickle, self._discovery = name, maxsize, pickle, discovery
+        self._begin_anew()
+        _living.add(self)
+
+    def _begin_anew(self) -> None:
+        """Not connected; in a forked child, too, where connections and items are the parent's."""
         self._ahead: deque[ReceivedMessage] = deque()
         self._undelivered: deque[Any] = deque()
         """Items that are taken and whose getter was cancelled just then."""
         self._ahead_until_ms = 0.0
-        self.name, self.maxsize, self._pickle, self._discovery = name, maxsize, pickle, discovery
         self._lock = threading.Lock()
         self._parts: _Parts | None = None
 
@@ -405,3 +413,11 @@ def _seconds(block: bool, timeout: float | None) -> float:
     if timeout is not None and timeout < 0:
         raise ValueError("timeout must not be negative")
     return inf if timeout is None else timeout
+
+
+def _begin_anew_after_fork() -> None:
+    for queue in list(_living):
+        queue._begin_anew()
+
+
+os.register_at_fork(after_in_child=_begin_anew_after_fork)

@@ -16,7 +16,9 @@ from typing import Any
 
 import pytest
 
+from rmq_ray.actors import durable_queue
 from rmq_ray.actors.durable_queue import Queue
+from rmq_ray.client.pop import simple_consumer
 from rmq_ray.client.pop.patience import Patience
 from rmq_ray.client.pop.simple_consumer import SimpleConsumer
 from rmq_ray.client.producer.producer import Producer
@@ -25,6 +27,8 @@ from tests.support.source_rules import package_modules
 from tests.support.waiting import eventually, eventually_async
 
 NAMES = iter(range(1_000_000))
+HELD_S = 110
+"""Longer than a test waits for the broker's line to be empty: only a withdrawal empties it."""
 
 
 @pytest.fixture(scope="module")
@@ -78,17 +82,17 @@ def get_async(cluster: LiveCluster, queue: Queue, consumer: SimpleConsumer) -> N
 
 
 def receive(cluster: LiveCluster, queue: Queue, consumer: SimpleConsumer) -> None:
-    interrupted(cluster, lambda: consumer.receive(invisible=3_600, wait=30))
+    interrupted(cluster, lambda: consumer.receive(invisible=3_600, wait=HELD_S))
 
 
 def receive_async(cluster: LiveCluster, queue: Queue, consumer: SimpleConsumer) -> None:
-    cancelled(cluster, lambda: consumer.receive_async(invisible=3_600, wait=30))
+    cancelled(cluster, lambda: consumer.receive_async(invisible=3_600, wait=HELD_S))
 
 
 def patience(cluster: LiveCluster, queue: Queue, consumer: SimpleConsumer) -> None:
     mine, got = Patience(), []
     thread = threading.Thread(
-        target=lambda: got.append(consumer.receive(invisible=3_600, wait=30, patience=mine))
+        target=lambda: got.append(consumer.receive(invisible=3_600, wait=HELD_S, patience=mine))
     )
     thread.start()
     eventually(lambda: waiting(cluster))
@@ -104,7 +108,7 @@ def close(cluster: LiveCluster, queue: Queue, consumer: SimpleConsumer) -> None:
         consumer.topic, f"{consumer.topic}-b", discovery=cluster, client_id="shared"
     ):
         thread = threading.Thread(
-            target=lambda: got.append(consumer.receive(invisible=3_600, wait=30))
+            target=lambda: got.append(consumer.receive(invisible=3_600, wait=HELD_S))
         )
         thread.start()
         eventually(lambda: waiting(cluster))
@@ -118,7 +122,11 @@ WAYS = (get, get_async, receive, receive_async, patience, close)
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-def test_a_wait_that_is_given_up_takes_nothing(cluster: LiveCluster, way: Any) -> None:
+def test_a_wait_that_is_given_up_takes_nothing(
+    cluster: LiveCluster, way: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simple_consumer, "HOLD_MS", 1_000 * HELD_S)
+    monkeypatch.setattr(durable_queue, "WAIT_S", HELD_S)
     name = f"waits-{next(NAMES)}"
     with queue_of(cluster, name) as queue, Producer("p", discovery=cluster) as producer:
         assert queue.empty()

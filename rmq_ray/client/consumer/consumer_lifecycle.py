@@ -12,13 +12,18 @@ A signal handler runs in the midst of its thread's work. A stop in there cannot 
 or the stop, that it interrupts: it says what is wanted, and what it interrupted does it. The lock
 is reentrant for that, and each step is right when a handler runs before or after it.
 
+In a forked child one that was started is refused: it would go on as the parent's member, beside the
+parent, and each would get every message.
+
 Invariants: ``end`` is called after ``connect`` only, in one thread at a time, and not again once it
 returned True. After a stop that returned True nothing that began goes on.
 """
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
@@ -88,6 +93,14 @@ class ConsumerLifecycle:
         finally:
             self._lock.release()
 
+    def inherit(self) -> None:
+        """In a forked child: threads, connections and the place in the group are the parent's. One
+        that was not started yet is as good as new.
+        """
+        self._lock, self._busy, self._ended = threading.RLock(), 0, True
+        if self.state is not ServiceState.CREATE_JUST:
+            self.state = ServiceState.INHERITED
+
     # --- inside, under the lock -------------------------------------------------------------------
 
     def _start(self, connect: Callable[[], None], begin: Callable[[], None]) -> None:
@@ -114,7 +127,8 @@ class ConsumerLifecycle:
     def _stop(self, timeout_ms: int) -> bool:
         self._busy = threading.get_ident()
         try:
-            self.state = ServiceState.SHUTDOWN_ALREADY
+            if self.state is not ServiceState.INHERITED:
+                self.state = ServiceState.SHUTDOWN_ALREADY
             if not self._ended:
                 self._ended = self._end(timeout_ms)
             return self._ended
@@ -162,6 +176,7 @@ class Engine(Protocol):
 
 
 E = TypeVar("E", bound=Engine)
+_living: weakref.WeakSet[GroupConsumer[Any]] = weakref.WeakSet()
 
 
 class GroupConsumer(ABC, Generic[E]):
@@ -190,6 +205,7 @@ class GroupConsumer(ABC, Generic[E]):
         self._life = ConsumerLifecycle(name, group, clock, self._end)
         self._subscriptions = SubscriptionTable()
         self._engine: E | None = None
+        _living.add(self)
 
     def start(self) -> None:
         """Join the group and begin; a push consumer gets its first messages when the first
@@ -303,3 +319,12 @@ class GroupConsumer(ABC, Generic[E]):
             ResponseCode.SYSTEM_ERROR,
             remark=f"{self._name} of group {self._group} is {self._life.state.value}",
         )
+
+
+def _refuse_after_fork() -> None:
+    for consumer in list(_living):
+        consumer._life.inherit()
+        consumer._engine = None
+
+
+os.register_at_fork(after_in_child=_refuse_after_fork)
