@@ -48,7 +48,7 @@ served.
 | OrderMsgBroadCastIT | RocketMQ itself leaves it out (`@Ignore`) |
 | DLedgerProduceAndConsumeIT | starts Apache's brokers with its own replicated log |
 
-One of them failed once beside other JVMs, `BroadCastNormalMsgRecvFailIT` (of 16 messages one did
+One of them failed once beside other JVMs, BroadCastNormalMsgRecvFailIT (of 16 messages one did
 not come). Against Apache's own brokers it passed 20 of 20 times on an idle machine, and 20 of 20
 beside four busy loops (`python -m tools.rocketmq_tests BroadCastNormalMsgRecvFailIT --times 20`).
 
