@@ -56,10 +56,15 @@ def interrupted(cluster: LiveCluster, call: Callable[[], object]) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=strike)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        call()
-    thread.join()
+    # a shell starts what it puts into the background without it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            call()
+    finally:
+        thread.join()
+        signal.signal(signal.SIGINT, before)
 
 
 def cancelled(cluster: LiveCluster, call: Callable[[], Any]) -> None:
