@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 TRACE_EACH = 100
@@ -35,33 +36,21 @@ def guarded(
     then: str,
     otherwise: Any = None,
     about: object = None,
+    caught: type[BaseException] = BaseException,
 ) -> Any:
     """What ``call(*arguments)`` returns, in a thread or loop of ours. Never raises: ``otherwise``
     where the code failed. The line in the log names its ``kind``, what it was ``about`` and what
-    happens ``then``.
+    happens ``then``. ``caught``: see ``guarded_in_caller``.
     """
     try:
         return call(*arguments)
-    except BaseException as error:  # noqa: BLE001 - an exit of users' code must not end our thread
+    except caught as error:  # exits, too: users' code must not end our thread
         tell_failure(log, kind, error, then, about)
         return otherwise
 
 
-def guarded_in_caller(
-    log: logging.Logger,
-    kind: str,
-    call: Callable[..., Any],
-    *arguments: Any,
-    then: str,
-    otherwise: Any = None,
-    about: object = None,
-) -> Any:
-    """The same in the thread of who called us, to whom exits pass: Ctrl-C ends his call."""
-    try:
-        return call(*arguments)
-    except Exception as error:  # noqa: BLE001 - users' code
-        tell_failure(log, kind, error, then, about)
-        return otherwise
+guarded_in_caller = partial(guarded, caught=Exception)
+"""The same in the thread of who called us, to whom exits pass: Ctrl-C ends his call."""
 
 
 def attempt(call: Callable[..., Any], *arguments: Any) -> tuple[Any, BaseException | None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +15,7 @@ from rmq_ray.client.pull.pull_consumer import PullConsumer
 from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.errors import ClientError
 from tests.support.brokers.live_cluster import LiveCluster
+from tests.support.clients.forked import in_child
 
 
 @pytest.fixture(scope="module")
@@ -98,21 +98,3 @@ def test_a_queue_begins_anew_in_a_child_and_the_items_taken_in_advance_stay_the_
 
         assert in_child(child) == "3"
         assert queue.get(timeout=20) == 2
-
-
-def in_child(work: Callable[[], str]) -> str:
-    """Run in a forked process; what it returns, or the error's text."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            text = work()
-        except BaseException as error:  # noqa: BLE001 - the child must report whatever happened
-            text = repr(error)
-        os.write(write, text.encode())
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read, "rb") as pipe:
-        text = pipe.read().decode()
-    os.waitpid(child, 0)
-    return text

@@ -24,6 +24,7 @@ from rmq_ray.ports import ClusterAddress
 from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.wire.frame import Command
 from tests.support.brokers.tiny_cluster import FixedDiscovery, TinyCluster
+from tests.support.clients.forked import in_child
 from tests.support.waiting import eventually
 
 
@@ -314,7 +315,7 @@ def test_a_forked_child_cannot_use_the_parents_producer_but_a_new_one_under_an_i
     eventually(lambda: len(cluster.broker.arrivals) == 2)
     cluster.broker.hold.set()
     unused = Producer("later", discovery=FixedDiscovery(cluster.lookup()))
-    result = _in_child(lambda: _child(producer, pending, unused, FixedDiscovery(cluster.lookup())))
+    result = in_child(lambda: _child(producer, pending, unused, FixedDiscovery(cluster.lookup())))
     assert result == "ok"
     cluster.release(cluster.broker)
     assert pending.result(5) and producer.send("orders", b"parent again")
@@ -390,7 +391,7 @@ def test_a_forked_child_cannot_use_the_parents_asynchronous_producer(cluster: Ti
         await unused.close()
         return "ok"
 
-    assert _in_child(lambda: asyncio.run(child())) == "ok"
+    assert in_child(lambda: asyncio.run(child())) == "ok"
     loop.run_until_complete(used.send("orders", b"parent again"))
     loop.run_until_complete(used.close())
     loop.close()
@@ -399,24 +400,6 @@ def test_a_forked_child_cannot_use_the_parents_asynchronous_producer(cluster: Ti
         b"parent",
         b"parent again",
     ]
-
-
-def _in_child(work: Any) -> str:
-    """Run in a forked process; what it returns, or the error's text."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            text = work()
-        except BaseException as error:  # noqa: BLE001 - the child must report whatever happened
-            text = repr(error)
-        os.write(write, text.encode())
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read, "rb") as pipe:
-        text = pipe.read().decode()
-    os.waitpid(child, 0)
-    return text
 
 
 def test_closing_sends_what_lingers_and_ends_what_is_never_answered(cluster: TinyCluster) -> None:
