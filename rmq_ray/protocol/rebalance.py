@@ -32,6 +32,8 @@ NO_STORED_OFFSET = -1
 """The broker has no offset of this group: the start rule decides."""
 OFFSET_UNKNOWN = -2
 """The broker could not be asked: the queue is not taken now, the next rebalance tries again."""
+LONG_AGO_MS = 1 << 52
+"""For how long a group has had a position that was found in a file: nobody knows since when."""
 
 
 class AllotmentOutcome(Enum):
@@ -153,22 +155,19 @@ class StartRule(Enum):
     MINIMUM = "the queue's smallest offset"
     MAXIMUM = "the queue's end"
     TIMESTAMP = "the first message stored at or after the given time"
-    ZERO = "offset 0"
 
 
 def first_offset_rule(start_from: ConsumeFromWhere, topic: str) -> StartRule:
-    """The rule when the broker has no offset of the group; retry topics are never skipped with
-    LAST_OFFSET.
+    """The rule for a group that is new in a queue. A retry topic holds nothing but what the group
+    has failed with: it is never skipped. RocketMQ skips it with TIMESTAMP.
 
     FIRST_OFFSET asks for the minimum: RocketMQ begins at 0 and is corrected 10 s later when the
     minimum is greater.
     """
-    retry = topic.startswith(RETRY_PREFIX)
-    if start_from is ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET:
+    if start_from is ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET or topic.startswith(RETRY_PREFIX):
         return StartRule.MINIMUM
-    if start_from is ConsumeFromWhere.CONSUME_FROM_TIMESTAMP:
-        return StartRule.MAXIMUM if retry else StartRule.TIMESTAMP
-    return StartRule.ZERO if retry else StartRule.MAXIMUM
+    timed = start_from is ConsumeFromWhere.CONSUME_FROM_TIMESTAMP
+    return StartRule.TIMESTAMP if timed else StartRule.MAXIMUM
 
 
 def divided_threshold(topic_threshold: int, queues: int, otherwise: int) -> int:

@@ -23,12 +23,13 @@ from collections.abc import Collection
 from typing import ClassVar
 
 from rmq_ray.client.consumer.offset_store import OffsetStore, ReadOffset
+from rmq_ray.clock import Clock
 from rmq_ray.codec.config_files import broadcast_offsets_file
 from rmq_ray.errors import ClientError, RmqError, StoreInUse
 from rmq_ray.files import DirectoryLock, FileSystem
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.ports import ClusterAddress
-from rmq_ray.protocol.rebalance import NO_STORED_OFFSET
+from rmq_ray.protocol.rebalance import LONG_AGO_MS, NO_STORED_OFFSET
 from rmq_ray.remoting.sockets import LOOPBACK, local_ip
 
 FILE = "offsets.json"
@@ -104,8 +105,10 @@ class LocalFileOffsetStore(OffsetStore):
 
     at_brokers: ClassVar[bool] = False
 
-    def __init__(self, directory: str, files: FileSystem) -> None:
+    def __init__(self, directory: str, files: FileSystem, clock: Clock) -> None:
         super().__init__()
+        self._clock = clock
+        self._began_ms: dict[str, float] = {}
         self._file = broadcast_offsets_file(files, f"{directory}/{FILE}")
         self._saving = threading.Lock()
         self._kept: dict[MessageQueue, int] = {}
@@ -115,6 +118,17 @@ class LocalFileOffsetStore(OffsetStore):
         read: beginning anew would skip messages.
         """
         self._kept = self._file.load() or {}
+        self._began_ms = dict.fromkeys((queue.topic for queue in self._kept), -LONG_AGO_MS)
+
+    def begin(self, queue: MessageQueue, offset: int) -> None:
+        """See ``OffsetStore``. It is written with the next save."""
+        super().begin(queue, offset)
+        self._began_ms.setdefault(queue.topic, self._clock.monotonic_ms())
+
+    def known_ms(self, queue: MessageQueue) -> int | None:
+        """See ``OffsetStore``: what this consumer knows itself."""
+        began_ms = self._began_ms.get(queue.topic)
+        return None if began_ms is None else round(self._clock.monotonic_ms() - began_ms)
 
     def read(self, queue: MessageQueue, where: ReadOffset) -> int:
         """See ``OffsetStore``."""

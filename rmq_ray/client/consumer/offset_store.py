@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection
 from enum import Enum
 from typing import ClassVar
 
+from rmq_ray.client.consumer.known_group import KnownGroup
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.errors import RemotingError
 from rmq_ray.model.ids import MessageQueue
@@ -67,6 +68,19 @@ class OffsetStore(ABC):
     def read(self, queue: MessageQueue, where: ReadOffset) -> int:
         """The offset; -1 = there is none, -2 = it could not be read. What is told from outside of
         the memory is remembered.
+        """
+
+    def begin(self, queue: MessageQueue, offset: int) -> None:
+        """The group is new in this queue and begins at ``offset``: from here on it has a position
+        in it, whether messages come or not.
+        """
+        with self._lock:
+            self._offsets[queue] = offset
+
+    @abstractmethod
+    def known_ms(self, queue: MessageQueue) -> int | None:
+        """For how long the group has had a position in the queue's topic, as far as the queue's own
+        broker does not know it; None where it has none.
         """
 
     def epoch(self, queue: MessageQueue) -> int:
@@ -124,11 +138,23 @@ class RemoteOffsetStore(OffsetStore):
         self._client = client
         self._lock_epoch = lock_epoch
         self._log_epoch = log_epoch
+        self._known = KnownGroup(client, group)
         self._epochs: dict[MessageQueue, int] = {}
         self._moved: set[MessageQueue] = set()
         """Of what somebody wanted to be lower, perhaps, than what is stored; until they are given
         away, since a broker that restarts may have forgotten it.
         """
+
+    def begin(self, queue: MessageQueue, offset: int) -> None:
+        """See ``OffsetStore``. The broker is told at once: who dies before its first commit began
+        here all the same.
+        """
+        super().begin(queue, offset)
+        self.persist(queue)
+
+    def known_ms(self, queue: MessageQueue) -> int | None:
+        """See ``OffsetStore``: what the topic's other brokers say."""
+        return self._known.elsewhere_ms(queue.topic, queue.broker_name)
 
     def update(self, queue: MessageQueue, offset: int, increase_only: bool = True) -> None:
         """See ``OffsetStore``."""

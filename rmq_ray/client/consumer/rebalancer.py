@@ -54,6 +54,7 @@ from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import (
     ConsumerGroupHeader,
     OffsetAnswer,
+    QueryOffsetHeader,
     QueueHeader,
     SearchOffsetHeader,
 )
@@ -346,24 +347,44 @@ class Rebalancer:
     # --- asking brokers ---------------------------------------------------------------------------
 
     def first_offset(self, queue: MessageQueue) -> int | None:
-        """Where to begin: the group's stored offset, else what the start rule says; None when no
-        broker told (computePullFromWhere).
+        """Where to begin: the group's stored offset; in a queue that came to a topic which the
+        group consumes, its first message; else what the start rule says. None when no broker told
+        (computePullFromWhere).
         """
-        stored = self._parts.offsets.read(queue, ReadOffset.STORE)
+        offsets = self._parts.offsets
+        stored = offsets.read(queue, ReadOffset.STORE)
         if stored >= 0:
             return stored
         if stored != NO_STORED_OFFSET:
             return None
         rule = first_offset_rule(self._start_from, queue.topic)
-        if rule is StartRule.ZERO:
-            return 0
+        if rule is StartRule.MINIMUM:
+            return self._ask_bound(queue, RequestCode.GET_MIN_OFFSET)
+        known_ms = offsets.known_ms(queue)
+        first = NO_STORED_OFFSET if known_ms is None else self._first_of_known(queue, known_ms)
+        if first == NO_STORED_OFFSET:
+            first = self._begin_by(rule, queue)
+            if first is not None:
+                offsets.begin(queue, first)
+        return first
+
+    def _first_of_known(self, queue: MessageQueue, known_ms: int) -> int | None:
+        """Where a group begins that has been in the topic for so long; ``NO_STORED_OFFSET``: the
+        queue is no new one. None when no broker told.
+        """
+        header = QueryOffsetHeader(
+            self._parts.group, queue.topic, queue.queue_id, known_ms=known_ms
+        )
+        command = Command(RequestCode.QUERY_CONSUMER_OFFSET, fields=header.to_fields())
+        return self._ask_offset(queue, command)
+
+    def _begin_by(self, rule: StartRule, queue: MessageQueue) -> int | None:
+        """Where a new group begins; what it leaves out is counted."""
         if rule is StartRule.TIMESTAMP:
             search = SearchOffsetHeader(queue.topic, queue.queue_id, self._start_ms())
             return self._ask_offset(
                 queue, Command(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, fields=search.to_fields())
             )
-        if rule is StartRule.MINIMUM:
-            return self._ask_bound(queue, RequestCode.GET_MIN_OFFSET)
         end = self._ask_bound(queue, RequestCode.GET_MAX_OFFSET)
         if end:
             begin = None
@@ -392,6 +413,8 @@ class Rebalancer:
         if found is None:
             return None
         answer = self._parts.client.invoke(found[1], command)
+        if answer.code == ResponseCode.QUERY_NOT_FOUND:
+            return NO_STORED_OFFSET
         if answer.code != ResponseCode.SUCCESS:
             log.warning(
                 "no start offset of %s: code %d %s", queue, answer.code, answer.remark or ""

@@ -22,6 +22,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
+from rmq_ray.client.consumer.known_group import KnownGroup
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.messages.received import PulledPage, whole_bytes
 from rmq_ray.client.pop.patience import Patience
@@ -47,6 +48,7 @@ from rmq_ray.model.groups import Subscription
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import BINARY, Command
+from rmq_ray.remoting.wire.headers import GroupKnown
 from rmq_ray.remoting.wire.pops import (
     LOST,
     SKIPPED_FIELD,
@@ -181,7 +183,9 @@ class PopClient:
         """A group that is new begins in every queue of the broker; how many messages it does not
         read. Raises what ``pop`` does.
         """
+        known_ms = KnownGroup(self._client, pop.group).elsewhere_ms(pop.topic, broker_name)
         command = _command(replace(pop, count_max=0, wait_ms=0))
+        command.fields = GroupKnown(known_ms).to_fields()
         answer = self._client.invoke(self._address(broker_name), command, ANSWER_MS)
         if answer.code not in NOTHING:
             raise _refusal(broker_name, answer)

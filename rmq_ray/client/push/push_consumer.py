@@ -139,7 +139,7 @@ class PushConsumer(GroupConsumer[PushEngine]):
         root = self._settings.config.offsets_root
         cluster = self._discovery.lookup()
         place = LocalPlace.claim(root, cluster, self._group, self._client_id, files)
-        local = LocalFileOffsetStore(place.directory, files)
+        local = LocalFileOffsetStore(place.directory, files, self._clock)
         try:
             local.load()
         except BaseException:

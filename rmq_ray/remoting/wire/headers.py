@@ -221,11 +221,12 @@ class SearchOffsetHeader(Header):
     timestamp_ms: int
 
 
-@header(with_epoch="rmqWithEpoch")
+@header(with_epoch="rmqWithEpoch", known_ms="rmqKnownMs")
 class QueryOffsetHeader(Header):
     """QUERY_CONSUMER_OFFSET 14. ``set_zero_if_not_found`` False (RocketMQ 5): only an offset that
     was committed is one; brokers of 4.9 do not know it. ``with_epoch`` (ours): the answer shall
-    name the log's epoch.
+    name the log's epoch, and how long the group is known in the topic. ``known_ms`` (ours): how
+    long another broker of the topic knows it.
     """
 
     consumer_group: str
@@ -233,6 +234,17 @@ class QueryOffsetHeader(Header):
     queue_id: Int32
     set_zero_if_not_found: bool | None = None
     with_epoch: bool | None = None
+    known_ms: int | None = None
+
+
+@header(known_ms="rmqKnownMs")
+class GroupKnown(Header):
+    """For how long the group has had a position in the topic (ours): in an answer of 14, with or
+    without an offset, at this broker, where it was asked ``with_epoch``; in a pop that begins, at
+    another one. None where it has none.
+    """
+
+    known_ms: int | None = None
 
 
 @header(

@@ -250,7 +250,7 @@ def _sending(parts: HandlerParts, path: SendPath) -> tuple[object, ...]:
 
 def _administering(parts: HandlerParts) -> tuple[object, ...]:
     tables, dispatch = parts.tables, parts.dispatch
-    offsets = OffsetHandlers(parts.keeper, tables, parts.members, dispatch.answer_from)
+    offsets = OffsetHandlers(parts.keeper, tables, parts.members, dispatch.answer_from, parts.clock)
     topics = TopicHandlers(
         parts.keeper,
         tables.topics,

@@ -66,14 +66,17 @@ def groups_at_risk(
 ) -> list[AtRisk]:
     """In a thread. ``hours``: of topics that keep less long than the store."""
     found = []
-    for (topic, group), queues in committed.items():
+    queue_ids: dict[str, list[int]] = {}
+    for topic, queue_id in store.queues():
+        queue_ids.setdefault(topic, []).append(queue_id)
+    for (topic, group), offsets in committed.items():
         kept_ms = min(hours.get(topic) or reserved_hours, reserved_hours) * HOUR_MS
         if not kept_ms or group == SYSTEM_GROUP or is_system_group(group):
             continue
         messages, oldest_ms = 0, now_ms
-        for queue_id, offset in queues.items():
+        for queue_id in queue_ids.get(topic, ()):  # one that is new to the group is all unread
             low, high = store.bounds(topic, queue_id)
-            at = max(low, offset)
+            at = max(low, offsets.get(queue_id, 0))
             if at < high:
                 messages += high - at
                 stored_ms = store_ms_at(store, topic, queue_id, at)

@@ -208,11 +208,11 @@ class Upkeep:
             key: max(before.get(key, 0), store.lives.begin(*key)) for key in risen
         }  # what lies below was another topic's
         lost: dict[tuple[str, str], int] = {}
-        for topic, group, queue_id, offset in self._tables.offsets.of_topics(
-            {topic for topic, _ in risen}
-        ):
-            low = risen.get((topic, queue_id), 0)
-            count = low - max(offset, before.get((topic, queue_id), 0))
+        queues: dict[str, list[int]] = {}
+        for topic, queue_id in risen:
+            queues.setdefault(topic, []).append(queue_id)
+        for topic, group, queue_id, offset in self._tables.offsets.of_queues(queues):
+            count = risen[topic, queue_id] - max(offset, before.get((topic, queue_id), 0))
             if count > 0:
                 lost[topic, group] = lost.get((topic, group), 0) + count
         for told, ((topic, group), count) in enumerate(

@@ -103,7 +103,7 @@ class GroupOperations:
             queue.queue_id: offset
             for queue, offset in bodies_admin.decode_offsets(command.body_bytes()).items()
         }
-        current = self._committed(header, config.write_queues, 0 if given else None)
+        current = self._committed(header, config.write_queues, bool(given))
 
         def read() -> dict[MessageQueue, int]:
             wanted = {queue_id: _target(store, header, queue_id, given) for queue_id in current}
@@ -135,22 +135,17 @@ class GroupOperations:
         self._later(command, peer, read, tell)
 
     def _committed(
-        self, header: ResetOffsetHeader, queues: int, missing: int | None
+        self, header: ResetOffsetHeader, queues: int, may_be_new: bool
     ) -> dict[int, int]:
-        """Where the group stands in each of the topic's queues; ``missing``: in one without a
-        committed offset. ``Refused`` when that is None.
+        """Where the group stands in each of the topic's queues; before the first message of one
+        without a committed offset. ``Refused`` where it has none in the topic and may not be new.
         """
-        current: dict[int, int] = {}
-        for queue_id in range(queues):
-            stored = self._offsets.query(header.topic, header.group, queue_id)
-            if stored is None:
-                stored = missing
-            if stored is None:
-                raise Refused(
-                    f"THe consumer group <{header.group}> not exist", ResponseCode.SYSTEM_ERROR
-                )
-            current[queue_id] = stored
-        return current
+        stored = self._offsets.of_group(header.group).get(header.topic, {})
+        if not stored and not may_be_new:
+            raise Refused(
+                f"THe consumer group <{header.group}> not exist", ResponseCode.SYSTEM_ERROR
+            )
+        return {queue_id: stored.get(queue_id, 0) for queue_id in range(queues)}
 
     def _tell_members(self, group: ConsumerGroup, header: ResetOffsetHeader, body: bytes) -> None:
         """Send every member the positions in ``body``; nobody answers."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import msgpack
 
+from rmq_ray.clock import Clock
 from rmq_ray.errors import MalformedFrame
 from rmq_ray.ports import Peer
 from rmq_ray.remoting.wire import bodies_admin
@@ -19,6 +20,7 @@ from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import (
     AllOffsetsAnswer,
     AllOffsetsHeader,
+    GroupKnown,
     OffsetAnswer,
     QueryOffsetHeader,
     QueueHeader,
@@ -27,6 +29,7 @@ from rmq_ray.remoting.wire.headers import (
 )
 from rmq_ray.server.base.responses import AnswerFrom
 from rmq_ray.server.base.store_keeper import StoreKeeper
+from rmq_ray.server.groups.beginning import first_offset
 from rmq_ray.server.groups.membership import GroupMembership
 from rmq_ray.server.tables.broker_tables import BrokerTables
 from rmq_ray.server.tables.offset_table import Commit, cut_offset
@@ -44,7 +47,9 @@ class OffsetHandlers:
         tables: BrokerTables,
         members: GroupMembership,
         answer_from: AnswerFrom,
+        clock: Clock,
     ) -> None:
+        self._clock = clock
         self._later = answer_from
         self._keeper = keeper
         self._topics, self._groups, self._offsets = tables.topics, tables.groups, tables.offsets
@@ -52,25 +57,27 @@ class OffsetHandlers:
         self._members = members
 
     def query(self, command: Command, peer: Peer) -> Command:
-        """14: the stored offset; a group that has none starts at 0 where the whole queue is still
-        in memory (and 0 will do), else it is told so (22). Refused while the log is read again: an
-        offset may lie beyond what is left of it.
+        """14: the stored offset; a group that has none is told where the queue begins if it shall
+        skip nothing of it (``beginning``), unless it wants what was committed only; else it is told
+        so (22). Refused while the log is read again: an offset may lie beyond what is left of it.
         """
         header = QueryOffsetHeader.from_fields(command.fields)
         store = self._store()
-        offset = self._offsets.query(header.topic, header.consumer_group, header.queue_id)
+        queue = header.topic, header.consumer_group, header.queue_id
+        offset = self._offsets.query(*queue)
+        known = {}
+        if header.with_epoch:
+            known = GroupKnown(self._offsets.known_ms(*queue[:2])).to_fields()
+        if offset is None and header.set_zero_if_not_found is not False:
+            offset = first_offset(store, self._offsets, self._clock, *queue, header.known_ms)
         if offset is None:
-            if header.set_zero_if_not_found is False or not store.is_young(
-                header.topic, header.queue_id
-            ):
-                return command.answer(
-                    ResponseCode.QUERY_NOT_FOUND,
-                    {},
-                    remark="Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first",
-                )
-            offset = 0
+            return command.answer(
+                ResponseCode.QUERY_NOT_FOUND,
+                known,
+                remark="Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first",
+            )
         told = OffsetAnswer(offset, store.epoch if header.with_epoch else None)
-        return command.answer(fields=told.to_fields())
+        return command.answer(fields=told.to_fields() | known)
 
     def update(self, command: Command, peer: Peer) -> Command:
         """15: commits; consumers send it oneway, or say who they are: anybody else is an

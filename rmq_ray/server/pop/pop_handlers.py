@@ -36,6 +36,7 @@ from rmq_ray.protocol.pop import Key, PopQueue, mask_bytes, mask_of
 from rmq_ray.protocol.rate_limit import RateLimiter
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
+from rmq_ray.remoting.wire.headers import GroupKnown
 from rmq_ray.remoting.wire.pops import (
     INVISIBLE_MS_MAX,
     INVISIBLE_MS_MIN,
@@ -54,6 +55,7 @@ from rmq_ray.server.base.counters import Counters
 from rmq_ray.server.base.offload import Offload
 from rmq_ray.server.base.responses import Answer, Refused
 from rmq_ray.server.base.store_keeper import StoreKeeper
+from rmq_ray.server.groups.beginning import first_offset
 from rmq_ray.server.pop.pop_ledger import PopLedger
 from rmq_ray.server.pop.pop_waiting import PopWaiting, WaitingPop, Wish
 from rmq_ray.server.pull.delayed_pulls import DelayedPulls
@@ -145,7 +147,7 @@ class PopHandlers:
                 ResponseCode.SYSTEM_ERROR,
             )
         self._check(pop, peer)
-        if pop.count_max == 0 and (skipped := self._begin(pop)):
+        if pop.count_max == 0 and (skipped := self._begin(pop, command)):
             return command.answer(
                 ResponseCode.PULL_RETRY_IMMEDIATELY, {SKIPPED_FIELD: str(skipped)}
             )
@@ -329,24 +331,32 @@ class PopHandlers:
         ]
         return [(pop.group, name, queue_id) for name, count in names for queue_id in range(count)]
 
-    def _begin(self, pop: PopRecords) -> int:
+    def _begin(self, pop: PopRecords, command: Command) -> int:
         """A group that is new begins in every queue now, not where each is when it is looked at
         first; how many messages it does not read.
         """
         store, begun = self._store(), []
+        elsewhere_ms = GroupKnown.from_fields(command.fields).known_ms
         for key in self._keys(pop):
 
             def first(key: Key = key) -> int:
-                begun.append((key, self._first(store, key, pop)))
+                begun.append((key, self._first(store, key, pop, elsewhere_ms)))
                 return begun[-1][1]
 
             self._ledger.queue(key, first)
         return sum(offset - store.bounds(key[1], key[2])[0] for key, offset in begun)
 
-    def _first(self, store: MessageStore, key: Key, pop: PopRecords) -> int:
-        low, high = store.bounds(key[1], key[2])
-        from_low = pop.from_first or key[1] != pop.topic or store.is_young(key[1], key[2])
-        return low if from_low else high
+    def _first(
+        self, store: MessageStore, key: Key, pop: PopRecords, elsewhere_ms: int | None = None
+    ) -> int:
+        group, topic, queue_id = key
+        low, high = store.bounds(topic, queue_id)
+        if pop.from_first or topic != pop.topic:
+            return low
+        first = first_offset(
+            store, self._tables.offsets, self._clock, topic, group, queue_id, elsewhere_ms
+        )
+        return high if first is None else first
 
     def _take(
         self, store: MessageStore, pop: PopRecords, key: Key, queue: PopQueue, page: PopPage

@@ -22,6 +22,7 @@ from heapq import nlargest
 
 from rmq_ray.clock import Clock
 from rmq_ray.model.pulling import GetMessageStatus
+from rmq_ray.protocol.rebalance import LONG_AGO_MS
 from rmq_ray.store.front.message_store import MessageStore
 from rmq_ray.store.reading.log_reader import GetResult, last_log_offset
 
@@ -51,6 +52,7 @@ class OffsetTable:
         self._offsets: Tables = {}
         self._committed_ms: dict[tuple[str, str], dict[int, float]] = {}
         self._pullers: dict[tuple[str, str], dict[int, Hashable]] = {}
+        self._born_ms: dict[tuple[str, str], float] = {}
         self.behind = FallBehind()
         """How far from the log's end the groups read; kept as long as their offsets are."""
         self.dirty = False
@@ -69,6 +71,7 @@ class OffsetTable:
             key: {queue_id: max(0, offset) for queue_id, offset in queues.items()}
             for key, queues in offsets.items()
         }
+        self._born_ms.clear()
         self._changed_as_a_whole()
         self.dirty = False
 
@@ -109,6 +112,15 @@ class OffsetTable:
         """The stored offset, ``None`` when the group has none for this queue."""
         queues = self._offsets.get((topic, group))
         return None if queues is None else queues.get(queue_id)
+
+    def known_ms(self, topic: str, group: str) -> int | None:
+        """For how long the group has had a position in any queue of the topic; None where it has
+        none, ``LONG_AGO_MS`` where it had one before the broker began.
+        """
+        if (topic, group) not in self._offsets:
+            return None
+        born_ms = self._born_ms.get((topic, group))
+        return LONG_AGO_MS if born_ms is None else round(self._clock.monotonic_ms() - born_ms)
 
     def is_behind(self, topic: str, group: str, queue_id: int, offset: int) -> bool:
         """Whether a higher offset is stored, so that this one is not to be taken; it is counted."""
@@ -172,6 +184,7 @@ class OffsetTable:
             return self._refuse(f"{offset} of {topic} queue {queue_id} from {client}", group, fault)
         if queues is None:
             queues = {}
+            self._born_ms[topic, group] = self._clock.monotonic_ms()
         queues[queue_id] = offset
         self._offsets[topic, group] = queues
         self._note_time(topic, group, queue_id)
@@ -202,14 +215,16 @@ class OffsetTable:
             topic: dict(queues) for (topic, name), queues in self._offsets.items() if name == group
         }
 
-    def of_topics(self, topics: Collection[str]) -> Iterator[tuple[str, str, int, int]]:
-        """(topic, group, queue id, next offset) of everything that is known of these topics. The
-        table must not change meanwhile.
+    def of_queues(
+        self, queues: Mapping[str, Collection[int]]
+    ) -> Iterator[tuple[str, str, int, int]]:
+        """(topic, group, queue id, next offset) of these queues of each topic, of every group that
+        has a position in the topic: 0 in a queue that is new to it. The table must not change
+        meanwhile.
         """
-        for (topic, group), queues in self._offsets.items():
-            if topic in topics:
-                for queue_id, offset in queues.items():
-                    yield topic, group, queue_id, offset
+        for (topic, group), offsets in self._offsets.items():
+            for queue_id in queues.get(topic, ()):
+                yield topic, group, queue_id, offsets.get(queue_id, 0)
 
     def groups_of(self, topic: str) -> list[str]:
         """Groups that have committed offsets of the topic."""
@@ -234,7 +249,7 @@ class OffsetTable:
 
     def _forget(self, matches: Callable[[str, str], bool]) -> None:
         self.behind.forget(matches)
-        for table in (self._offsets, self._pullers, self._committed_ms):
+        for table in (self._offsets, self._pullers, self._committed_ms, self._born_ms):
             for key in [key for key in table if matches(*key)]:
                 del table[key]
                 self._changed_as_a_whole()

@@ -165,15 +165,15 @@ def test_queues_of_topics_no_longer_subscribed_are_found() -> None:
 def test_last_offset_starts_at_the_end_but_never_skips_retries() -> None:
     last = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
     assert first_offset_rule(last, "T") is StartRule.MAXIMUM
-    assert first_offset_rule(last, "%RETRY%g") is StartRule.ZERO
+    assert first_offset_rule(last, "%RETRY%g") is StartRule.MINIMUM
 
 
 @pytest.mark.seed("S4-033", "S4-034")
-def test_first_offset_starts_at_the_minimum_and_timestamp_searches_but_skips_old_retries() -> None:
+def test_first_offset_starts_at_the_minimum_and_timestamp_searches_but_skips_no_retries() -> None:
     assert first_offset_rule(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET, "T") is StartRule.MINIMUM
     assert first_offset_rule(ConsumeFromWhere.CONSUME_FROM_TIMESTAMP, "T") is StartRule.TIMESTAMP
     assert (
-        first_offset_rule(ConsumeFromWhere.CONSUME_FROM_TIMESTAMP, "%RETRY%g") is StartRule.MAXIMUM
+        first_offset_rule(ConsumeFromWhere.CONSUME_FROM_TIMESTAMP, "%RETRY%g") is StartRule.MINIMUM
     )
 
 

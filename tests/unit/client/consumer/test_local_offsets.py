@@ -8,6 +8,7 @@ import pytest
 
 from rmq_ray.client.consumer.local_offset_store import LocalFileOffsetStore, LocalPlace
 from rmq_ray.client.consumer.offset_store import ReadOffset
+from rmq_ray.clock import ManualClock
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.errors import ClientError, StoreCorrupt
 from rmq_ray.files import FileSystem
@@ -20,7 +21,7 @@ CLUSTER = ClusterAddress("blue", ("127.0.0.1:9876",))
 
 
 def store(directory: Path) -> LocalFileOffsetStore:
-    made = LocalFileOffsetStore(str(directory), FileSystem())
+    made = LocalFileOffsetStore(str(directory), FileSystem(), ManualClock())
     made.load()
     return made
 
@@ -101,7 +102,7 @@ def test_nothing_is_written_while_nothing_changes_and_a_refused_write_is_tried_a
     kept.persist_all(QUEUES)
     assert not (tmp_path / "there" / "offsets.json").exists()
     (tmp_path / "blocked").write_text("a file where a directory should be")
-    refused = LocalFileOffsetStore(str(tmp_path / "blocked"), FileSystem())
+    refused = LocalFileOffsetStore(str(tmp_path / "blocked"), FileSystem(), ManualClock())
     refused.update(QUEUES[0], 5)
     assert refused.persist(QUEUES[0]) is False and "next time again" in caplog.text
 

@@ -338,9 +338,15 @@ def test_the_default_time_to_start_from_is_half_an_hour_ago() -> None:
     assert int(asked["timestamp"]) == rig.clock.now_ms() - 1_800_000
 
 
-def test_a_retry_topic_without_stored_offset_begins_at_zero_with_last_offset() -> None:
-    rig, _ = rig_of(offset=None)
-    assert rig.rebalancer.first_offset(MessageQueue("%RETRY%g", "broker-a", 0)) == 0
+@pytest.mark.parametrize("start_from", [FIRST, LAST, TIMESTAMP])
+def test_a_retry_topic_without_stored_offset_begins_at_its_first_message_whatever_the_rule(
+    start_from: ConsumeFromWhere,
+) -> None:
+    rig, _ = rig_of(offset=None, start_from=start_from)
+    rig.client.answer(
+        RequestCode.GET_MIN_OFFSET, lambda command, _: command.answer(fields={"offset": "7"})
+    )
+    assert rig.rebalancer.first_offset(MessageQueue("%RETRY%g", "broker-a", 0)) == 7
 
 
 def test_an_offset_that_the_broker_refuses_is_no_offset() -> None:

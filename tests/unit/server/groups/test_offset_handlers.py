@@ -310,7 +310,11 @@ def test_a_stored_offset_names_the_epoch_if_asked_and_is_not_told_while_the_log_
     store = bench.core.keeper.store
     assert store is not None and query(bench).fields == {"offset": "100"}
     told = bench.ask(Code.QUERY_CONSUMER_OFFSET, {**fields, "rmqWithEpoch": "true"})
-    assert told.fields == {"offset": "100", "rmqLogEpoch": str(store.epoch)}
+    assert told.fields == {
+        "offset": "100",
+        "rmqLogEpoch": str(store.epoch),
+        "rmqKnownMs": "0",
+    }
     bench.core.keeper.store = None
     try:
         assert query(bench).code not in (0, ResponseCode.QUERY_NOT_FOUND)
