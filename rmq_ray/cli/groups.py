@@ -15,6 +15,7 @@ from rmq_ray.cli.base.context import Options, pass_options, told
 from rmq_ray.cli.shell.completion import group_names, topic_names
 from rmq_ray.cli.shell.watch import watched
 from rmq_ray.client.admin.admin_groups import Offset, SeekTarget
+from rmq_ray.model.moments import moment_ms
 from rmq_ray.protocol.scan.scan_positions import LikeGroup
 
 DESCRIBED = ["broker", "client_id", "address", "language"]
@@ -242,7 +243,7 @@ def _target(text: str) -> SeekTarget:
     if text.isdigit():
         return int(text)
     try:
-        return int(datetime.fromisoformat(text).astimezone().timestamp() * 1000)
+        return moment_ms(datetime.fromisoformat(text))
     except ValueError:
         raise click.BadParameter(
             f"{text!r} is neither first, last, offset:N, group:NAME, ms since the epoch nor "

@@ -16,9 +16,11 @@ from typing import Any
 
 from rmq_ray.client.admin.admin_link import AdminLink, body_of
 from rmq_ray.client.instance.stopped_brokers import why_some_stopped
+from rmq_ray.client.instance.time_search import first_since
 from rmq_ray.errors import AdminError, ClientError, GroupNotFound, TopicNotFound
 from rmq_ray.model.groups import is_system_group
 from rmq_ray.model.ids import MessageQueue
+from rmq_ray.model.moments import moment_ms
 from rmq_ray.model.topics import GroupConfig
 from rmq_ray.protocol.scan.scan_positions import LikeGroup
 from rmq_ray.protocol.validators import check_group, check_topic
@@ -43,7 +45,6 @@ from rmq_ray.remoting.wire.headers import (
     QueueHeader,
     ResetOffsetHeader,
     RunningInfoHeader,
-    SearchOffsetHeader,
     UpdateOffsetHeader,
 )
 
@@ -381,7 +382,7 @@ class AdminGroups(AdminLink):
                 for queue, progress in self._progress(to.group, topic).items()
             }
         if isinstance(to, datetime):
-            return int(to.timestamp() * 1000)
+            return moment_ms(to)
         if (
             (isinstance(to, str) and to not in (FIRST, LAST))
             or isinstance(to, bool)
@@ -405,10 +406,7 @@ class AdminGroups(AdminLink):
                 queue, RequestCode.GET_MIN_OFFSET if to == FIRST else RequestCode.GET_MAX_OFFSET
             )
         assert isinstance(to, int)
-        fields = SearchOffsetHeader(
-            topic=queue.topic, queue_id=queue.queue_id, timestamp_ms=to
-        ).to_fields()
-        return self._offset(queue, Command(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, fields=fields))
+        return self._offset(queue, first_since(queue, to))
 
     def _bound(self, queue: MessageQueue, code: RequestCode) -> int:
         return self._offset(

@@ -23,6 +23,7 @@ from rmq_ray.client.interceptors.consume_hooks import (
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.errors import ConfigError
 from rmq_ray.model.groups import ConsumeFromWhere, MessageModel
+from rmq_ray.model.moments import moment_ms
 from rmq_ray.model.namespaces import with_namespace
 from rmq_ray.protocol.allocation.strategies import AllocationStrategy, as_strategy
 from rmq_ray.protocol.validators import check_group
@@ -315,7 +316,7 @@ def as_ms(moment: object) -> int:
     if isinstance(moment, datetime):
         # local times at the ends of the calendar
         with contextlib.suppress(OverflowError, ValueError, OSError):
-            found = int(moment.timestamp() * 1000)
+            found = moment_ms(moment)
     if isinstance(found, int) and not isinstance(found, bool) and found >= 0:
         return found
     raise ConfigError(

@@ -30,6 +30,7 @@ from rmq_ray.client.consumer.consumer_options import tell_beginning
 from rmq_ray.client.consumer.consumer_parts import ConsumerParts, is_retry_topic
 from rmq_ray.client.consumer.offset_store import ReadOffset
 from rmq_ray.client.consumer.queue_leases import QueueLeases
+from rmq_ray.client.instance.time_search import first_since
 from rmq_ray.errors import RemotingError, RmqError
 from rmq_ray.guard import tell_failure
 from rmq_ray.model.groups import ConsumeFromWhere
@@ -56,7 +57,6 @@ from rmq_ray.remoting.wire.headers import (
     OffsetAnswer,
     QueryOffsetHeader,
     QueueHeader,
-    SearchOffsetHeader,
 )
 
 UNBALANCED_MS = 1_000  # rocketmq.client.rebalance.minInterval
@@ -381,10 +381,7 @@ class Rebalancer:
     def _begin_by(self, rule: StartRule, queue: MessageQueue) -> int | None:
         """Where a new group begins; what it leaves out is counted."""
         if rule is StartRule.TIMESTAMP:
-            search = SearchOffsetHeader(queue.topic, queue.queue_id, self._start_ms())
-            return self._ask_offset(
-                queue, Command(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, fields=search.to_fields())
-            )
+            return self._ask_offset(queue, first_since(queue, self._start_ms()))
         end = self._ask_bound(queue, RequestCode.GET_MAX_OFFSET)
         if end:
             begin = None

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 from rmq_ray.client.consumer.puller import STATUS_OF_CODE
 from rmq_ray.client.instance.client_instance import ClientInstance
+from rmq_ray.client.instance.time_search import first_since
 from rmq_ray.client.messages.received import PulledPage, whole_bytes
 from rmq_ray.client.pull.pulled_batch import PageSlice, PulledBatch
 from rmq_ray.errors import (
@@ -34,17 +35,15 @@ from rmq_ray.errors import (
     SubscriptionStale,
     TopicNotFound,
 )
-from rmq_ray.model.groups import SUBSCRIBE_ALL, Subscription
+from rmq_ray.model.groups import Subscription
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.model.pulling import PullStatus, PullSysFlag
-from rmq_ray.protocol.filters.subscriptions import parse_subscription
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import BINARY, Command
 from rmq_ray.remoting.wire.headers import (
     OffsetAnswer,
     QueryOffsetHeader,
     QueueHeader,
-    SearchOffsetHeader,
 )
 from rmq_ray.remoting.wire.records import Lengths, PullAnswer, PullRecords, pack_pull, unpack_pulled
 
@@ -120,47 +119,8 @@ class QueueQueries:
         )
 
     def offset_at(self, queue: MessageQueue, store_ms: int) -> int:
-        """The first message stored at or after ``store_ms``; the queue's end when there is none.
-        Brokers tell the nearest: it is looked at.
-        """
-        header = SearchOffsetHeader(queue.topic, queue.queue_id, store_ms)
-        found = max(
-            0,
-            self._number(
-                queue, Command(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, fields=header.to_fields())
-            ),
-        )
-        stored = self._store_ms(queue, found)
-        if stored is None:
-            return found
-        return found + 1 if stored < store_ms else self._first_of(queue, found, store_ms)
-
-    def _first_of(self, queue: MessageQueue, found: int, store_ms: int) -> int:
-        """The first message not older than ``store_ms``, of which ``found`` is one: brokers tell
-        any of those with the same time.
-        """
-        step, newer, older = 1, found, found - 1
-        while older >= 0 and self._is_new(queue, older, store_ms):  # ends: the step doubles
-            step, newer, older = 2 * step, older, older - 2 * step
-        older = max(older, -1)
-        while newer - older > 1:  # ends: halved each time
-            middle = (newer + older) // 2
-            if self._is_new(queue, middle, store_ms):
-                newer = middle
-            else:
-                older = middle
-        return newer
-
-    def _is_new(self, queue: MessageQueue, offset: int, store_ms: int) -> bool:
-        stored = self._store_ms(queue, offset)
-        return stored is not None and stored >= store_ms
-
-    def _store_ms(self, queue: MessageQueue, offset: int) -> int | None:
-        """When the message at ``offset`` was stored; None when it is not there (any more)."""
-        result = self.pull(
-            queue, parse_subscription(queue.topic, SUBSCRIBE_ALL, 0), OnePull(offset, 1, 1)
-        )
-        return result.messages[0].store_ms if result.status is PullStatus.FOUND else None
+        """The first message stored at or after ``store_ms``; the queue's end when there is none."""
+        return self._number(queue, first_since(queue, store_ms))
 
     def committed(self, queue: MessageQueue) -> int | None:
         """Where the broker says that the group's consumers begin: 0, too, for a group that is new

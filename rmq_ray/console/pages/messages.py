@@ -15,6 +15,7 @@ from rmq_ray.console import bodies, messages
 from rmq_ray.console.page import ConsolePage, Live, Show, Visit
 from rmq_ray.console.source import Answers
 from rmq_ray.errors import AdminError, ClientError
+from rmq_ray.model.moments import moment_ms
 from rmq_ray.model.topics import DLQ_PREFIX, TRACE_TOPIC
 from rmq_ray.protocol.validators import check_topic
 from rmq_ray.remoting.wire.browse import FROM, NEWEST, BrowseHeader
@@ -107,7 +108,7 @@ def time_ms_of(text: str) -> int:
         raise ClientError(
             f"{text[:40]!r} is no time: give one like 2026-11-22T10:00, UTC, or ms since 1970"
         ) from None
-    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+    return moment_ms(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
 
 
 def tail(visit: Visit) -> str:

@@ -25,6 +25,7 @@ from typing import Any
 
 from rmq_ray.errors import ClientError, GroupNotFound
 from rmq_ray.model.ids import MessageQueue
+from rmq_ray.model.moments import moment_ms
 from rmq_ray.protocol.validators import check_group
 
 EARLIEST, LATEST = "earliest", "latest"
@@ -53,7 +54,7 @@ def normal(position: object) -> str | int | LikeGroup | dict[MessageQueue, int]:
         text = position.strip()
         return _offsets(_json(text)) if text.startswith("{") else _word(position)
     if isinstance(position, datetime):
-        return int(position.timestamp() * 1000)
+        return moment_ms(position)
     if isinstance(position, Mapping):
         return _offsets(position)
     if isinstance(position, LikeGroup) or (

@@ -212,13 +212,16 @@ class QueueHeader(Header):
     queue_id: Int32
 
 
-@header(timestamp_ms="timestamp")
+@header(timestamp_ms="timestamp", exact="rmqExact")
 class SearchOffsetHeader(Header):
-    """SEARCH_OFFSET_BY_TIMESTAMP 29."""
+    """SEARCH_OFFSET_BY_TIMESTAMP 29. ``exact`` (ours): the first message stored then or later, the
+    queue's end where there is none; without it RocketMQ's answer.
+    """
 
     topic: str
     queue_id: Int32
     timestamp_ms: int
+    exact: bool | None = None
 
 
 @header(with_epoch="rmqWithEpoch", known_ms="rmqKnownMs")

@@ -158,7 +158,7 @@ def _row(store: MessageStore, asked: _Asked, queue_id: int) -> list[Any]:
     if header.offset >= 0:
         at = header.offset
     elif header.time_ms >= 0:
-        at = store.offset_by_time(header.topic, queue_id, header.time_ms)
+        at = store.first_since(header.topic, queue_id, header.time_ms)
     return [queue_id, low, high, min(max(low, at), high), asked.committed.get(queue_id)]
 
 

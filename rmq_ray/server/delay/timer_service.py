@@ -453,12 +453,7 @@ class TimerService:
 
     def _stored_before(self, store: MessageStore, at_ms: int) -> int:
         """The offset from which on messages were stored later than ``at_ms``."""
-        offset = store.offset_by_time(
-            TIMER_TOPIC, WAITING, at_ms
-        )  # of the last message, when all are older
-        log_offset = store.log_offset_of(TIMER_TOPIC, WAITING, offset)
-        raw = store.record_at(log_offset) if log_offset >= 0 else None
-        return offset + 1 if raw is not None and decode_record(raw).store_ms <= at_ms else offset
+        return store.first_since(TIMER_TOPIC, WAITING, at_ms + 1)
 
     def _roll(self, store: MessageStore, offset: int, log_offset: int) -> None:
         """A new record for a message that waits long, so that retention may take the old one."""

@@ -184,13 +184,16 @@ class OffsetHandlers:
         )
 
     def by_time(self, command: Command, peer: Peer) -> None:
-        """29: the first message stored at or after a time; past the last one: the last."""
+        """29: the message nearest to a time, as RocketMQ answers; or, where that is asked for, the
+        first one stored then or later.
+        """
         header = SearchOffsetHeader.from_fields(command.fields)
         store = self._store()
+        find = store.first_since if header.exact else store.offset_by_time
         self._later(
             command,
             peer,
-            lambda: store.offset_by_time(header.topic, header.queue_id, header.timestamp_ms),
+            lambda: find(header.topic, header.queue_id, header.timestamp_ms),
             lambda offset: command.answer(fields={"offset": str(offset)}),
         )
 

@@ -53,6 +53,7 @@ from rmq_ray.store.reading.filtered_reading import Condition, get_matching
 from rmq_ray.store.reading.log_reader import GetResult, Recent
 from rmq_ray.store.reading.record_lookup import (
     alive,
+    first_since,
     log_offset_at,
     offset_by_time,
     query_by_key,
@@ -457,9 +458,16 @@ class MessageStore:
             parts.reader, parts.index, self.lives, visible, topic, key, max_num, (begin_ms, end_ms)
         )
 
+    def first_since(self, topic: str, queue_id: int, at_ms: int) -> int:
+        """Queue offset of the first message stored then or later; 0 for an empty queue."""
+        parts = self.readable()
+        queue = parts.queues.find(topic, queue_id)
+        visible = parts.visibility.offset
+        return 0 if queue is None else first_since(parts.reader, queue, visible, at_ms)
+
     def offset_by_time(self, topic: str, queue_id: int, at_ms: int) -> int:
-        """Queue offset for a store time (docs/file-format.md#consume-queue); 0 for an empty
-        queue.
+        """RocketMQ's answer for a store time, the message nearest to it
+        (docs/file-format.md#consume-queue); 0 for an empty queue.
         """
         parts = self.readable()
         queue = parts.queues.find(topic, queue_id)

@@ -72,6 +72,15 @@ def shown(lives: TopicLives, record: bytes | None) -> bytes | None:
     return record if lives.holds(real, parts.log_offset) else None
 
 
+def first_since(reader: LogReader, queue: ConsumeQueue, visible: int, at_ms: int) -> int:
+    """Queue offset of the first record stored at ``at_ms`` or later, the queue's end where none
+    was. Its beginning where a record on the way cannot be read: nothing is passed over.
+    """
+    low = queue.min_offset
+    found = first_stored_since(reader, queue, visible, at_ms, low, queue.max_offset)
+    return low if found is None else found
+
+
 def offset_by_time(reader: LogReader, queue: ConsumeQueue, visible: int, at_ms: int) -> int:
     """Queue offset of the record stored at ``at_ms``, else the nearer neighbour (a tie: the
     earlier); 0 when records cannot be read.

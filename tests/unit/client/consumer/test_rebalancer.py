@@ -295,7 +295,11 @@ def test_without_a_stored_offset_the_broker_is_asked_for_end_minimum_or_time() -
     for rule, code, extra in (
         (LAST, RequestCode.GET_MAX_OFFSET, {}),
         (FIRST, RequestCode.GET_MIN_OFFSET, {}),
-        (TIMESTAMP, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, {"timestamp": "1699999999999"}),
+        (
+            TIMESTAMP,
+            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
+            {"timestamp": "1699999999999", "rmqExact": "true"},
+        ),
     ):
         rig, (queue,) = rig_of(
             1, offset=None, start_from=rule, consume_timestamp_ms=1_699_999_999_999

@@ -504,6 +504,9 @@ def test_offsets_are_found_by_time() -> None:
     expected = {-1000: 0, 0: 0, 100: 1, 149: 1, 150: 1, 151: 2, 400: 4, 9999: 4}
     assert {at: rig.store.offset_by_time("TopicTest", 0, base + at) for at in expected} == expected
     assert rig.store.offset_by_time("TopicTest", 9, base) == 0
+    exact = {-1000: 0, 0: 0, 1: 1, 100: 1, 101: 2, 400: 4, 401: 5, 9999: 5}
+    assert {at: rig.store.first_since("TopicTest", 0, base + at) for at in exact} == exact
+    assert rig.store.first_since("TopicTest", 9, base) == 0
     assert rig.store.earliest_store_ms() == rig.store.earliest_store_ms("TopicTest", 0) == base
     assert rig.store.earliest_store_ms("TopicTest", 9) == -1
 
