@@ -25,6 +25,7 @@ yet are linked again. One thread puts; flushes and queries may run beside it.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -42,6 +43,7 @@ ITEM_BYTES = ITEM.size  # 20
 ITEMS = np.dtype([("hash", ">i4"), ("log_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
 SLOT_BYTES = 4
 SECONDS_MAX = 0x7FFFFFFF
+_SECOND_MS = 1_000
 _PAGE_BYTES = 4096
 _GAP_PAGES = 16  # clean pages between dirty ones that are cheaper to write again than to leave out
 _RELINK_ITEMS = 1 << 20  # items linked again at once (20 MiB)
@@ -204,31 +206,29 @@ class IndexFile:
         return count
 
     def is_time_matched(self, begin_ms: int, end_ms: int) -> bool:
-        """Whether the file's times overlap [begin, end]."""
-        return self.header.begin_ms <= end_ms and begin_ms <= self.header.end_ms
-
-    def query(self, key_hash: int, max_num: int, begin_ms: int, end_ms: int) -> list[int]:
-        """Log offsets of items with this hash and a time (of whole seconds) in [begin, end], newest
-        first, at most ``max_num``.
+        """Whether the file's times overlap [begin, end]. The last one may be known to the second
+        only.
         """
+        return self.header.begin_ms <= end_ms and begin_ms <= self.header.end_ms + _SECOND_MS - 1
+
+    def query(self, key_hash: int, begin_ms: int, end_ms: int) -> Iterator[int]:
+        """Log offsets of items with this hash whose second overlaps [begin, end], newest first."""
         header = self.header
         number = self._slot_value(key_hash % self._slots_max)
-        found: list[int] = []
         below = self._items_max
-        while 0 < number < below and len(found) < max_num:  # ends: numbers of a chain fall
+        while 0 < number < below:  # ends: numbers of a chain fall
             item_hash, log_offset, seconds, previous = ITEM.unpack(
                 self._file.pread(ITEM_BYTES, self._items_at + number * ITEM_BYTES)
             )
             if (
                 number < header.next_item
             ):  # else the slot knows more than the header that is on disk
-                time_ms = header.begin_ms + seconds * 1000
-                if item_hash == key_hash and begin_ms <= time_ms <= end_ms:
-                    found.append(log_offset)
-                if time_ms < begin_ms or seconds < 0:
+                first_ms = header.begin_ms + seconds * _SECOND_MS
+                if first_ms + _SECOND_MS <= begin_ms or seconds < 0:
                     break
+                if item_hash == key_hash and first_ms <= end_ms:
+                    yield log_offset
             number, below = previous, number
-        return found
 
     def flush_items(self) -> None:
         """On return ``durable.header`` covers every item put before the call. Cheap: slots and

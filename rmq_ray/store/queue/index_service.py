@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
@@ -31,7 +31,6 @@ from rmq_ray.store.queue.index_file import Array, Durable, IndexFile, IndexHeade
 
 logger = logging.getLogger("rmq_ray.store")
 
-QUERY_MAX = 64  # maxMsgsNumBatch
 UNIQUE_KEY_CHARS = 32
 PENDING_MAX = 64  # items of single records that wait for one another, in memory
 SLOTS_BEHIND_MAX = (
@@ -186,24 +185,24 @@ class IndexService:
                 self._put_arrays(hashes, log_offsets, store_ms)
             self._end_offset = int(log_offsets[-1])
 
-    def query(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> list[int]:
-        """Log offsets of records that may have this key, newest first, stored in [begin, end] (to
-        the second), at most 64.
+    def query(self, topic: str, key: str, begin_ms: int, end_ms: int) -> Iterator[int]:
+        """Log offsets of records that may have this key and may be stored in [begin, end], newest
+        first, each once.
 
-        Other keys with the same hash are found too: the caller compares.
+        Other keys with the same hash are among them, and times to the second: the caller compares,
+        and asks for no more than it wants.
         """
-        max_num = min(max_num, QUERY_MAX)
         key_hash = hash_key(topic, key)
         self._write_pending()
-        found: dict[
-            int, None
-        ] = {}  # a set in order: a record whose indexing was repeated after a crash counts once
+        told: set[int] = set()  # a record whose indexing was repeated after a crash counts once
         for file in reversed(list(self._list)):
             if file.is_time_matched(begin_ms, end_ms):
-                found.update(dict.fromkeys(file.query(key_hash, max_num, begin_ms, end_ms)))
-            if len(found) >= max_num or file.header.begin_ms < begin_ms:
+                for log_offset in file.query(key_hash, begin_ms, end_ms):
+                    if log_offset not in told:
+                        told.add(log_offset)
+                        yield log_offset
+            if file.header.begin_ms < begin_ms:
                 break
-        return list(found)[:max_num]
 
     def flush(self) -> None:
         """On return every item put before the call is durable and ``state`` says so. Slots are

@@ -18,7 +18,7 @@ from rmq_ray.store.queue.index_service import IndexService
 from rmq_ray.store.reading.log_reader import LogReader
 from rmq_ray.store.tables.topic_lives import TopicLives
 
-_ROUNDS = 3  # RocketMQ walks back in time at most this often while nothing matched
+QUERY_MAX = 64  # maxMsgsNumBatch
 _SKIP_MAX = 1_024  # blank entries in a row that a search by time steps over
 
 
@@ -33,24 +33,28 @@ def query_by_key(
     stored: tuple[int, int],
 ) -> list[bytes]:
     """Whole records of ``topic``, as it is there now, with the key (UNIQ_KEY or one of KEYS),
-    ``stored`` from the one time to the other, newest first.
+    ``stored`` from the one time to the other, both included, newest first, at most ``max_num`` and
+    ``QUERY_MAX``.
+
+    The index proposes, the record decides: what is counted was found, however many other keys have
+    the same hash.
     """
-    found: list[bytes] = []
-    begin_ms, until_ms = stored
-    for _ in range(_ROUNDS):
-        offsets = index.query(topic, key, max_num, begin_ms, until_ms)
-        oldest_ms = until_ms
-        for log_offset in sorted(offsets, reverse=True):
-            record = reader.record_at(log_offset, visible)
-            if record is None:
-                continue
-            oldest_ms = min(oldest_ms, store_ms_of(record))
-            if lives.holds(topic, log_offset) and _has_key(record, topic, key):
-                found.append(record)
-        if found or not offsets or oldest_ms <= begin_ms or oldest_ms >= until_ms:
+    begin_ms, end_ms = stored
+    found: dict[int, bytes] = {}
+    proposed = index.query(topic, key, begin_ms, end_ms)
+    while len(found) < min(max_num, QUERY_MAX):  # ends: chains of the index do
+        log_offset = next(proposed, None)
+        if log_offset is None:
             break
-        until_ms = oldest_ms - 1
-    return found[:max_num]
+        record = reader.record_at(log_offset, visible)
+        if (
+            record is not None
+            and lives.holds(topic, log_offset)
+            and begin_ms <= store_ms_of(record) <= end_ms
+            and _has_key(record, topic, key)
+        ):
+            found[log_offset] = record
+    return [found[log_offset] for log_offset in sorted(found, reverse=True)]
 
 
 def alive(lives: TopicLives, record: bytes | None) -> bytes | None:

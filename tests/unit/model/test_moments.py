@@ -21,4 +21,8 @@ def test_a_moment_is_the_millisecond_that_it_lies_in_whatever_its_zone(
     shifted = moment + timedelta(hours=hours)
     local = shifted.replace(tzinfo=None)
     assert moment_ms(local.replace(tzinfo=UTC)) == ms + hours * 3_600_000
-    assert moment_ms(moment.astimezone().replace(tzinfo=None)) in {ms, ms - 3_600_000, ms + 3_600_000}
+    assert moment_ms(moment.astimezone().replace(tzinfo=None)) in {
+        ms,
+        ms - 3_600_000,
+        ms + 3_600_000,
+    }

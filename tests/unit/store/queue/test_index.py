@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import threading
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,13 @@ def a_service(
 def put_golden(service: IndexService) -> None:
     for n, (topic, key) in enumerate(GOLDEN_KEYS):
         service.put(topic, (key,), 1000 + 150 * n, START_MS + 700 * n)
+
+
+def query(
+    service: IndexService, topic: str, key: str, count: int, begin_ms: int, end_ms: int
+) -> list[int]:
+    """The first proposals."""
+    return list(islice(service.query(topic, key, begin_ms, end_ms), count))
 
 
 class ModelFile:
@@ -146,10 +154,10 @@ def test_a_file_that_apache_rocketmq_wrote_answers_and_takes_more(tmp_path: Path
     (tmp_path / "20231114221320000").write_bytes((GOLDEN / "index-7-slots-20-items").read_bytes())
     service = a_service(tmp_path)
     assert service.load() == 0
-    assert service.query("TopicTest", "KEY1", 32, 0, FOREVER) == [1450, 1000]
+    assert query(service, "TopicTest", "KEY1", 32, 0, FOREVER) == [1450, 1000]
     assert (service.end_offset, service.last_update_ms) == (1900, START_MS + 4200)
     service.put("TopicTest", ("KEY1",), 5000, START_MS + 9000)
-    assert service.query("TopicTest", "KEY1", 32, 0, FOREVER) == [5000, 1450, 1000]
+    assert query(service, "TopicTest", "KEY1", 32, 0, FOREVER) == [5000, 1450, 1000]
     assert len(list(tmp_path.iterdir())) == 1
 
 
@@ -208,18 +216,20 @@ def test_queries_find_a_single_put_at_once(tmp_path: Path) -> None:
     service = a_service(tmp_path)
     service.put("T", ("a", "b"), 77, START_MS)
     assert (
-        service.query("T", "a", 32, 0, FOREVER) == service.query("T", "b", 32, 0, FOREVER) == [77]
+        query(service, "T", "a", 32, 0, FOREVER) == query(service, "T", "b", 32, 0, FOREVER) == [77]
     )
-    assert service.query("T", "c", 32, 0, FOREVER) == service.query("U", "a", 32, 0, FOREVER) == []
+    assert (
+        query(service, "T", "c", 32, 0, FOREVER) == query(service, "U", "a", 32, 0, FOREVER) == []
+    )
 
 
-def test_queries_give_the_newest_first_and_64_at_most(tmp_path: Path) -> None:
+def test_queries_give_the_newest_first_and_as_many_as_are_asked_for(tmp_path: Path) -> None:
     service = a_service(tmp_path, 97, 300)
     for n in range(1_000):
         service.put("T", ("same",), n, START_MS + n)
-    assert service.query("T", "same", 5, 0, FOREVER) == [999, 998, 997, 996, 995]
-    assert service.query("T", "same", 1_000, 0, FOREVER) == list(range(999, 935, -1))
-    assert service.query("T", "same", 0, 0, FOREVER) == []
+    assert query(service, "T", "same", 5, 0, FOREVER) == [999, 998, 997, 996, 995]
+    assert query(service, "T", "same", 2_000, 0, FOREVER) == list(range(999, -1, -1))
+    assert query(service, "T", "same", 0, 0, FOREVER) == []
 
 
 def test_a_full_file_is_followed_by_the_next_and_queries_walk_them_newest_first(
@@ -228,7 +238,7 @@ def test_a_full_file_is_followed_by_the_next_and_queries_walk_them_newest_first(
     service = a_service(tmp_path)  # 19 items fit: item 0 is never used
     for n in range(60):
         service.put("T", (f"k{n % 30}",), 100 * n, START_MS + n * 1000)
-    assert service.query("T", "k3", 32, 0, FOREVER) == [3300, 300]
+    assert query(service, "T", "k3", 32, 0, FOREVER) == [3300, 300]
     names = sorted(path.name for path in tmp_path.iterdir())
     assert (
         len(names) == 4
@@ -240,7 +250,7 @@ def test_a_full_file_is_followed_by_the_next_and_queries_walk_them_newest_first(
     assert headers == [20, 20, 20, 4]
     again = a_service(tmp_path)
     again.load()
-    assert [again.query("T", f"k{n}", 32, 0, FOREVER) for n in range(30)] == [
+    assert [query(again, "T", f"k{n}", 32, 0, FOREVER) for n in range(30)] == [
         [100 * (n + 30), 100 * n] for n in range(30)
     ]
 
@@ -256,10 +266,10 @@ def test_times_are_seconds_after_the_files_begin_and_bound_a_query(tmp_path: Pat
     service = a_service(tmp_path, 97, 300)
     for n in range(100):
         service.put("T", ("k",), n, START_MS + n * 500)
-    assert service.query("T", "k", 64, START_MS + 10_000, START_MS + 11_999) == [23, 22, 21, 20]
-    assert service.query("T", "k", 64, START_MS + 60_000, FOREVER) == []
-    assert service.query("T", "k", 64, 0, START_MS - 1) == []
-    assert service.query("T", "k", 64, START_MS + 49_000, START_MS + 49_000) == [99, 98]
+    assert query(service, "T", "k", 64, START_MS + 10_000, START_MS + 11_999) == [23, 22, 21, 20]
+    assert query(service, "T", "k", 64, START_MS + 60_000, FOREVER) == []
+    assert query(service, "T", "k", 64, 0, START_MS - 1) == []
+    assert query(service, "T", "k", 64, START_MS + 49_000, START_MS + 49_000) == [99, 98]
 
 
 def test_a_query_ends_at_the_first_item_and_file_that_are_too_old_as_rocketmqs_does(
@@ -268,10 +278,10 @@ def test_a_query_ends_at_the_first_item_and_file_that_are_too_old_as_rocketmqs_d
     service = a_service(tmp_path, 7, 5)  # four items a file
     for seconds, offset in ((0, 0), (60, 1), (70, 2), (80, 3), (5, 4), (20, 5), (15, 6), (30, 7)):
         service.put("T", ("k",), offset, START_MS + seconds * 1000)
-    assert service.query("T", "k", 64, START_MS + 18_000, FOREVER) == [
+    assert query(service, "T", "k", 64, START_MS + 18_000, FOREVER) == [
         7
     ]  # 15 s ends the chain, 5 s ends the files
-    assert service.query("T", "k", 64, START_MS + 5_000, FOREVER) == [7, 6, 5, 4, 3, 2, 1]
+    assert query(service, "T", "k", 64, START_MS + 5_000, FOREVER) == [7, 6, 5, 4, 3, 2, 1]
 
 
 def test_a_store_time_before_the_files_begin_counts_as_its_begin(tmp_path: Path) -> None:
@@ -308,17 +318,17 @@ def test_after_an_unclean_stop_files_younger_than_rocketmqs_checkpoint_go(tmp_pa
     )  # the full file's last record; the second file's header knows no item yet
     again = a_service(tmp_path)
     assert again.load(service.index_ms) == 0
-    assert (again.end_offset, again.query("T", "k", 64, 0, FOREVER)) == (
+    assert (again.end_offset, query(again, "T", "k", 64, 0, FOREVER)) == (
         18,
         list(range(18, -1, -1)),
     )
     for n in range(19, 25):
         again.put("T", ("k",), n, START_MS + n)
-    assert again.query("T", "k", 64, 0, FOREVER) == list(range(24, -1, -1))
+    assert query(again, "T", "k", 64, 0, FOREVER) == list(range(24, -1, -1))
     again.flush_slots()
     assert again.index_ms == START_MS + 24
     last = a_service(tmp_path)
-    assert last.load(START_MS + 23) == 1 and last.query("T", "k", 64, 0, FOREVER) == list(
+    assert last.load(START_MS + 23) == 1 and query(last, "T", "k", 64, 0, FOREVER) == list(
         range(18, -1, -1)
     )
     assert a_service(tmp_path).load(START_MS) == 1 and not list(tmp_path.iterdir())
@@ -354,9 +364,9 @@ def test_a_query_of_a_file_whose_slots_know_more_than_its_header_walks_back(tmp_
     path.write_bytes(data)
     again = a_service(tmp_path)
     again.load()
-    assert again.query("T", "k", 64, 0, FOREVER) == [1, 0]
+    assert query(again, "T", "k", 64, 0, FOREVER) == [1, 0]
     again.put("T", ("k",), 7, START_MS)
-    assert again.query("T", "k", 64, 0, FOREVER) == [7, 1, 0]
+    assert query(again, "T", "k", 64, 0, FOREVER) == [7, 1, 0]
 
 
 def test_files_of_another_size_are_removed_and_foreign_files_refused(tmp_path: Path) -> None:
@@ -376,7 +386,7 @@ def test_files_below_the_logs_beginning_go_but_the_newest_stays(tmp_path: Path) 
     assert service.delete_before(1800) == 0
     assert service.delete_before(1801) == 1
     assert service.delete_before(1 << 40) == 2 and len(list(tmp_path.iterdir())) == 1
-    assert service.query("T", "k59", 32, 0, FOREVER) == [5900]
+    assert query(service, "T", "k59", 32, 0, FOREVER) == [5900]
 
 
 def crash_points(disk: CrashFileSystem) -> list[CrashFileSystem]:
@@ -423,11 +433,11 @@ def test_a_restore_is_exactly_what_the_checkpoint_says_and_goes_on_from_there(
         wanted = {
             key: [100 * n for n in range(flushed + 12, -1, -1) if n % 9 == key] for key in range(9)
         }
-        assert {key: again.query("T", f"k{key}", 64, 0, FOREVER) for key in range(9)} == wanted
+        assert {key: query(again, "T", f"k{key}", 64, 0, FOREVER) for key in range(9)} == wanted
         again.close()
         clean = a_service("/s/index", files=after)
         clean.load()
-        assert {key: clean.query("T", f"k{key}", 64, 0, FOREVER) for key in range(9)} == wanted
+        assert {key: query(clean, "T", f"k{key}", 64, 0, FOREVER) for key in range(9)} == wanted
 
 
 def test_a_restored_file_has_the_bytes_of_one_that_never_crashed() -> None:
@@ -490,8 +500,8 @@ def test_items_that_meet_a_full_disk_are_not_forgotten() -> None:
     service.put("T", ("b",), 2, START_MS)
     disk.fail_next("pwrite", "/i/", "ENOSPC")
     with pytest.raises(StoreFull):
-        service.query("T", "b", 32, 0, FOREVER)
-    assert service.query("T", "b", 32, 0, FOREVER) == [2]
+        query(service, "T", "b", 32, 0, FOREVER)
+    assert query(service, "T", "b", 32, 0, FOREVER) == [2]
 
 
 def test_flushes_and_queries_run_beside_puts(tmp_path: Path) -> None:
@@ -504,7 +514,7 @@ def test_flushes_and_queries_run_beside_puts(tmp_path: Path) -> None:
         while not done.is_set() and rounds < 10_000:
             rounds += 1
             service.flush_slots()
-            found = service.query("T", "k1", 64, 0, FOREVER)
+            found = query(service, "T", "k1", 64, 0, FOREVER)
             if found != sorted(found, reverse=True):
                 faults.append(f"not newest first: {found}")
 
@@ -520,7 +530,7 @@ def test_flushes_and_queries_run_beside_puts(tmp_path: Path) -> None:
     service.close()
     again = a_service(tmp_path, 1_009, 4_000)
     again.load()
-    assert [again.query("T", f"u{n}", 5, 0, FOREVER) for n in range(3_000)] == [
+    assert [query(again, "T", f"u{n}", 5, 0, FOREVER) for n in range(3_000)] == [
         [n] for n in range(3_000)
     ]
 
@@ -534,7 +544,7 @@ def test_a_damaged_chain_ends_a_query_instead_of_going_in_circles(tmp_path: Path
     data[40 + 28 + 20 + 16 : 40 + 28 + 40] = (3).to_bytes(4)  # item 1 points forward to item 3
     path.write_bytes(data)
     again = IndexFile.load(str(path), 7, 20, FileSystem())
-    assert again.query(3, 64, 0, FOREVER) == [30, 20, 10]
+    assert list(again.query(3, 0, FOREVER)) == [30, 20, 10]
 
 
 def test_slots_that_point_behind_the_last_item_count_as_empty(tmp_path: Path) -> None:
@@ -551,8 +561,8 @@ def test_slots_that_point_behind_the_last_item_count_as_empty(tmp_path: Path) ->
     again = a_service(tmp_path)
     again.load()
     again.put("T", ("b",), 2, START_MS)
-    assert again.query("T", "b", 32, 0, FOREVER) == [2] and again.query(
-        "T", "a", 32, 0, FOREVER
+    assert query(again, "T", "b", 32, 0, FOREVER) == [2] and query(
+        again, "T", "a", 32, 0, FOREVER
     ) == [1]
     again.close()
     assert ITEM.unpack(path.read_bytes()[40 + 28 + 40 :][:20])[3] in (0, 1)
@@ -572,6 +582,41 @@ def test_topics_and_keys_that_only_share_a_hash_are_not_mixed_up() -> None:
     assert java_hash("Aa#CC") == java_hash("BB#CC") == java_hash("Aa#Bb") == java_hash("BB#Bb")
 
 
+def test_a_limit_counts_what_was_found_and_not_what_the_index_proposed() -> None:
+    rig = StoreRig()
+    assert java_hash("user-b1") == java_hash("user-aP")
+    for number, (key, count) in enumerate((("user-b1", 3), ("user-aP", 200), ("user-b1", 1))):
+        rig.send([b"%d" % n for n in range(count)], number, head=f"KEYS\x01{key}")
+    rig.settle()
+
+    def found(key: str, limit: int) -> list[bytes]:
+        return [
+            decode_record(raw).body for raw in rig.store.query("TopicTest", key, limit, 0, FOREVER)
+        ]
+
+    assert found("user-b1", 4) == found("user-b1", 1_000) == [b"0", b"2", b"1", b"0"]
+    assert found("user-b1", 2) == [b"0", b"2"]
+    newest = [b"%d" % n for n in range(199, 135, -1)]
+    assert found("user-aP", 1_000) == newest, "64 at most, as RocketMQ"
+    assert found("user-b1", 0) == []
+
+
+@pytest.mark.parametrize("first_ms", [0, 250, 999])
+def test_a_window_is_compared_to_the_millisecond(first_ms: int) -> None:
+    rig = StoreRig(clock=ManualClock(START_MS + first_ms))
+    base = rig.clock.now_ms()
+    times = (0, 1, 700, 1_300, 2_000, 2_001)
+    for number, at_ms in enumerate(times):
+        rig.clock.advance_ms(base + at_ms - rig.clock.now_ms())
+        rig.send([b"%d" % at_ms], number, head="KEYS\x01k")
+    rig.settle()
+    for begin in (*times, 699, 701, 1_999):
+        for end in (*times, 699, 701, 1_999):
+            found = rig.store.query("TopicTest", "k", 64, base + begin, base + end)
+            wanted = [b"%d" % at_ms for at_ms in reversed(times) if begin <= at_ms <= end]
+            assert [decode_record(raw).body for raw in found] == wanted, (begin, end)
+
+
 def test_a_query_finds_what_another_thread_is_about_to_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -589,5 +634,5 @@ def test_a_query_finds_what_another_thread_is_about_to_write(
     flusher.start()
     assert begun.wait(10)
     threading.Timer(0.2, go.set).start()
-    assert service.query("T", "key", 1, 0, FOREVER) == [1000]
+    assert query(service, "T", "key", 1, 0, FOREVER) == [1000]
     flusher.join()
