@@ -4,6 +4,9 @@ strings, built by columns.
     body  binary, string             key   string or list<string>       tag   string
     properties   a map column, or names of string columns (a null is left out)
 
+A string may be large, a view, behind a dictionary or runs; a list large or of a fixed size. A
+column in which nothing is has the type null: that is none in every row, wherever a null is none.
+
 Decides what a column may be and which values are illegal; errors name the column and the row, and
 come before anything is sent. Does not encode records (``codec.keyed_encoder``) or cut frames
 (``client.sending.arrow_sending``). Pure. Called by ``client.sending.arrow_sending``.
@@ -37,6 +40,14 @@ _BINARY = (
     pa.types.is_fixed_size_binary,
     pa.types.is_binary_view,
 )
+_TEXTS = (
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_string_view,
+    pa.types.is_null,
+)
+_LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+"""Not views of lists: their cast to lists loses values (pyarrow 26)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +172,7 @@ def _check_column(table: Any, name: object) -> None:
 
 
 def _bodies(values: Any, name: str, first: int, body_bytes_max: int) -> Any:
-    kind = _plain_type(values)
+    kind = _plain_type(values.type)
     if not (_is_text(kind) or any(is_kind(kind) for is_kind in _BINARY)):
         raise _wrong_type(name, values.type, "binary or string")
     bodies = _cast(values, pa.binary(), name)
@@ -235,15 +246,13 @@ def _labels(batch: Any, columns: Columns, first: int) -> Iterator[tuple[str, Any
 
 
 def _keys(values: Any, name: str, first: int) -> Any:
-    kind = values.type
-    if not (
-        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    ):
+    kind = _plain_type(values.type)
+    if not any(is_kind(kind) for is_kind in _LISTS):
         keys = _none_if_empty(_text_values(values, name, "string or list<string>"))
         _refuse_blanks(keys, None, name, first)
         return keys
-    if not _is_text(kind.value_type):
-        raise _wrong_type(name, kind, "string or list<string>")
+    if not _is_text(_plain_type(kind.value_type)):
+        raise _wrong_type(name, values.type, "string or list<string>")
     lists = _cast(values, pa.list_(pa.string()), name)
     flat = lists.flatten()
     parents = pc.list_parent_indices(lists)
@@ -270,7 +279,11 @@ def _refuse_blanks(keys: Any, parents: Any, name: str, first: int) -> None:
 def _map_text(values: Any, name: str, first: int) -> tuple[Any, int]:
     """(text of each row's properties, how many properties in all)."""
     kind = values.type
-    if not pa.types.is_map(kind) or not _is_text(kind.key_type) or not _is_text(kind.item_type):
+    if pa.types.is_null(kind):
+        return pa.array([b""] * len(values), pa.binary()), 0
+    if not pa.types.is_map(kind) or not all(
+        _is_text(_plain_type(side)) for side in (kind.key_type, kind.item_type)
+    ):
         raise _wrong_type(name, kind, "map<string, string>, or give names of string columns")
     offsets = np.frombuffer(values.buffers()[1], np.int32, len(values) + 1, 4 * values.offset)
     begin, end = int(offsets[0]), int(offsets[-1])
@@ -300,15 +313,20 @@ def _map_text(values: Any, name: str, first: int) -> tuple[Any, int]:
 
 
 def _text_values(values: Any, name: str, wanted: str = "string") -> Any:
-    if not _is_text(_plain_type(values)):
+    if not _is_text(_plain_type(values.type)):
         raise _wrong_type(name, values.type, wanted)
     return _cast(values, pa.string(), name)
 
 
 def _cast(values: Any, kind: Any, name: str) -> Any:
     try:
-        if pa.types.is_dictionary(values.type):
-            values = values.dictionary_decode()
+        if pa.types.is_run_end_encoded(values.type):
+            words = _cast(values.values, kind, name)
+            runs = pa.RunEndEncodedArray.from_arrays(values.run_ends, words)
+            values = pc.run_end_decode(runs.slice(values.offset, len(values)))
+        elif pa.types.is_dictionary(values.type):
+            words = _cast(values.dictionary, kind, name)
+            values = pa.DictionaryArray.from_arrays(values.indices, words).dictionary_decode()
         return values if values.type == kind else values.cast(kind)
     except pa.ArrowException as error:
         raise ClientError(
@@ -316,14 +334,16 @@ def _cast(values: Any, kind: Any, name: str) -> Any:
         ) from error
 
 
-def _plain_type(values: Any) -> Any:
-    return values.type.value_type if pa.types.is_dictionary(values.type) else values.type
+def _plain_type(kind: Any) -> Any:
+    """The type of the values themselves, behind dictionaries and runs."""
+    while pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):  # ends: each is inside
+        kind = kind.value_type
+    return kind
 
 
 def _is_text(kind: Any) -> bool:
-    return bool(
-        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    )
+    """Text, or nothing at all."""
+    return any(is_kind(kind) for is_kind in _TEXTS)
 
 
 def _none_if_empty(values: Any) -> Any:

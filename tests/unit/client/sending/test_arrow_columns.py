@@ -1,4 +1,7 @@
+from dataclasses import fields
+
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -116,26 +119,106 @@ def test_several_keys_of_a_row_are_joined_and_no_keys_are_no_property():
     ]
 
 
+TEXTS = [pa.string(), pa.large_string(), pa.string_view()]
+BINARIES = [pa.binary(), pa.large_binary(), pa.binary(3), pa.binary_view()]
+
+
+def behind_a_dictionary(values):
+    plain = values.cast(pa.binary()).dictionary_encode()
+    return pa.DictionaryArray.from_arrays(plain.indices, plain.dictionary.cast(values.type))
+
+
+def in_runs(values):
+    plain = pc.run_end_encode(values.cast(pa.binary()))
+    return pa.RunEndEncodedArray.from_arrays(plain.run_ends, plain.values.cast(values.type))
+
+
+def dictionary_in_runs(values):
+    plain = pc.run_end_encode(values.cast(pa.binary()))
+    words = plain.values.cast(pa.string()).dictionary_encode()
+    return pa.RunEndEncodedArray.from_arrays(plain.run_ends, words)
+
+
+LAYOUTS = [lambda values: values, behind_a_dictionary, in_runs, dictionary_in_runs]
+CUTS = {
+    "whole": lambda table: table,
+    "sliced": lambda table: pa.concat_tables([table.slice(0, 2), table]).slice(2),
+    "a slice": lambda table: table.slice(3, 3),
+    "chunks": lambda table: pa.concat_tables([table.slice(n, 1) for n in range(len(table))]),
+}
+WORDS = ["aaa", "aaa", None, "bbb", None, "ccc", "ccc"]
+
+
+@pytest.mark.parametrize("cut_into", CUTS.values(), ids=CUTS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", TEXTS + BINARIES, ids=str)
+def test_columns_may_have_any_layout(kind, layout, cut_into):
+    filled = layout(pa.array([word or "ddd" for word in WORDS]).cast(kind))
+    table = cut_into(pa.table({"body": filled, "row": range(len(WORDS))}))
+    wanted = [WORDS[row] for row in table["row"].to_pylist()]
+    found = bodies(read_rows(table, Columns("body"), LIMIT))
+    assert found == [(word or "ddd").encode() for word in wanted]
+    if kind in TEXTS:
+        label = layout(pa.array(WORDS).cast(kind))
+        table = cut_into(pa.table({"body": filled, "label": label}))
+        found = texts(read_rows(table, Columns("body", "label", "label", ["label"]), LIMIT))
+        assert found == [
+            "" if word is None else f"KEYS\x01{word}\x02TAGS\x01{word}\x02label\x01{word}\x02"
+            for word in wanted
+        ]
+
+
+NOTHING = {
+    "null": pa.nulls(3),
+    "null behind a dictionary": pa.nulls(3).dictionary_encode(),
+    "null in runs": pa.RunEndEncodedArray.from_arrays(pa.array([3], pa.int32()), pa.nulls(1)),
+    "lists of null": pa.array([None, [], None]),
+    "maps of null": pa.array([None, [], [("left out", None)]], pa.map_(pa.string(), pa.null())),
+}
+
+
 @pytest.mark.parametrize(
-    "kind",
+    ("columns", "values"),
     [
-        pa.binary(),
-        pa.large_binary(),
-        pa.string(),
-        pa.large_string(),
-        pa.binary(3),
-        pa.dictionary(pa.int8(), pa.string()),
+        pytest.param(columns, NOTHING[name], id=f"{argument}, {name}")
+        for argument, columns, names in (
+            ("key", Columns("body", key="label"), list(NOTHING)[:4]),
+            ("tag", Columns("body", tag="label"), list(NOTHING)[:3]),
+            ("a property", Columns("body", properties=["label"]), list(NOTHING)[:3]),
+            ("all properties", Columns("body", properties="label"), ["null", "maps of null"]),
+        )
+        for name in names
     ],
 )
-def test_bodies_may_be_bytes_or_text_of_any_layout(kind):
-    data = pa.record_batch(
-        {
-            "body": pa.array([b"abc", b"def"], pa.binary()).cast(pa.string()).cast(kind)
-            if kind != pa.binary(3)
-            else pa.array([b"abc", b"def"], kind)
-        }
-    )
-    assert bodies(read_rows(data, Columns("body"), LIMIT)) == [b"abc", b"def"]
+def test_a_column_in_which_nothing_is_means_none_in_every_row(columns, values):
+    table = pa.table({"body": ["a", "b", "c"], "label": values})
+    rows = read_rows(table, columns, LIMIT)
+    assert bodies(rows) == [b"a", b"b", b"c"] and texts(rows) == [""] * 3
+
+
+def test_every_column_that_may_be_left_out_is_among_those_in_which_nothing_was():
+    """A new argument of ``Columns`` belongs into the test above."""
+    assert [field.name for field in fields(Columns)] == ["body", "key", "tag", "properties"]
+
+
+@pytest.mark.parametrize("values", [pa.nulls(2), pa.nulls(2).dictionary_encode()])
+def test_a_body_column_in_which_nothing_is_lacks_its_bodies(values):
+    with pytest.raises(MessageIllegal, match="column 'body', row 0 is null"):
+        read_rows(pa.table({"body": values}), Columns("body"), LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (pa.array([["a"], ["b"]], pa.list_view(pa.string())), "type list_view"),
+        (pa.array([[1], [2]]), "type list<item: int64>"),
+        (pa.array([1, 2]).dictionary_encode(), "type dictionary<values=int64"),
+        (pc.run_end_encode(pa.array([1, 1])), "type run_end_encoded<"),
+    ],
+)
+def test_a_layout_that_cannot_be_read_is_named(values, words):
+    with pytest.raises(ClientError, match=words):
+        read_rows(pa.table({"body": ["a", "b"], "k": values}), Columns("body", "k"), LIMIT)
 
 
 def test_without_labels_there_is_no_text_column_and_without_rows_nothing():
