@@ -1,18 +1,23 @@
 """Python values as message bodies, without pickle: what arrives can be read by anybody, and runs
 no code.
 
-    bytes                     as they are
+    bytes, but not none       as they are
     pyarrow.Table             Arrow IPC stream
-    numpy.ndarray             Arrow IPC tensor, of numbers
-    everything of msgpack     None, bool, int, float, str, list, dict, bytes in them
+    numpy.ndarray             Arrow IPC tensor, of numbers in this machine's byte order
+    plain values              msgpack: None, bool, int, float, str, list, dict, bytes in them; and
+                              no bytes at all, since a message has a body
 
 Decides the form of each kind of value; which it is, a message's tag says. Pure. Invariant:
-what ``encode`` takes, ``decode`` returns equal and of the same type; a tuple, which would come back
-as a list, is refused.
+what ``encode`` takes, ``decode`` returns equal and of the same type. What a library takes and gives
+back as something else is refused: a tuple or a bytearray in msgpack, truth values or the other byte
+order in a tensor, an Arrow type that only this process knows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import msgpack
@@ -20,19 +25,25 @@ import msgpack
 from rmq_ray.errors import BodyUnreadable, ClientError
 
 BYTES, MSGPACK, TABLE, TENSOR = "bytes", "msgpack", "arrow", "tensor"
+_DISGUISED = frozenset({bytearray, memoryview, msgpack.ExtType, msgpack.Timestamp})
+"""What msgpack takes beside plain values, whatever it is told: bytes when they come back, or what
+would be read as a value of ours.
+"""
+_NO_MARKS = bytes(set(range(256)) - set(range(0xC4, 0xCA)) - set(range(0xD4, 0xD9)))
+"""Bytes that do not begin msgpack's binary values and extensions, the forms of all these."""
 
 
 def encode(value: Any) -> tuple[bytes, str]:
     """Body and kind. ``ClientError`` for what has no form here."""
-    if value.__class__ is bytes:
+    if value.__class__ is bytes and value:
         return value, BYTES
     package = type(value).__module__.partition(".")[0]
-    if package == "pyarrow" and hasattr(value, "to_reader"):
+    if package == "pyarrow" and type(value).__name__ == "Table":
         return _table_bytes(value), TABLE
     if package == "numpy" and type(value).__name__ == "ndarray":
         return _tensor_bytes(value), TENSOR
     try:
-        body: bytes = msgpack.packb(value, strict_types=True)
+        body = pack_plain(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ClientError(
             f"a {type(value).__name__} is no plain value ({error}): send bytes, what JSON has, a "
@@ -40,6 +51,30 @@ def encode(value: Any) -> tuple[bytes, str]:
             type(value).__name__,
         ) from error
     return body, MSGPACK
+
+
+def pack_plain(value: Any, default: Callable[[Any], Any] | None = None) -> bytes:
+    """msgpack of plain values, and of those that ``default`` makes an extension of. ``TypeError``
+    for what would come back as another type, and what msgpack raises.
+    """
+    body: bytes = msgpack.packb(value, default=default, strict_types=True)
+    if body.translate(None, _NO_MARKS):  # else none of them is in it: nine values of ten
+        _refuse_disguised(value)
+    return body
+
+
+def _refuse_disguised(value: Any) -> None:
+    """``TypeError`` names a type in ``value`` that msgpack takes for another."""
+    members: Callable[[], Iterable[Any]] = partial(iter, [value])
+    while True:  # ends: msgpack was through with it
+        kinds = set(map(type, members()))
+        for kind in kinds & _DISGUISED:
+            raise TypeError(f"a {kind.__name__} would come back as something else")
+        if kinds.isdisjoint((list, dict)):
+            return
+        lists = [one for one in members() if type(one) is list]
+        dicts = [one for one in members() if type(one) is dict]
+        members = partial(chain, *lists, *dicts, *map(dict.values, dicts))
 
 
 def decode(body: bytes, kind: str) -> Any:
@@ -57,7 +92,13 @@ def decode(body: bytes, kind: str) -> Any:
             if kind == TABLE:
                 return pa.ipc.open_stream(body).read_all()
             return pa.ipc.read_tensor(pa.BufferReader(body)).to_numpy().copy()
-    except (ValueError, msgpack.exceptions.UnpackException, OSError) as error:
+    except (
+        ValueError,
+        TypeError,
+        RuntimeError,
+        msgpack.exceptions.UnpackException,
+        OSError,
+    ) as error:
         raise BodyUnreadable(f"the body is no {kind} value: {error}", kind) from error
     raise BodyUnreadable(f"no kind of value is called {kind!r:.80} here", kind[:80])
 
@@ -66,9 +107,21 @@ def _table_bytes(value: Any) -> bytes:
     import pyarrow as pa
 
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, value.schema) as writer:
-        writer.write_table(value)
-    return bytes(sink.getvalue())
+    try:
+        with pa.ipc.new_stream(sink, value.schema) as writer:
+            writer.write_table(value)
+        body = bytes(sink.getvalue())
+        kept = pa.ipc.open_stream(body).schema.equals(value.schema, check_metadata=True)
+        fault: Any = None if kept else "one of its types comes back as another"
+    except pa.ArrowException as error:
+        fault = error
+    if fault is not None:
+        raise ClientError(
+            f"a table of {value.schema.types!s:.200} cannot travel ({fault}): cast it, or "
+            f"pickle it",
+            str(value.schema.types)[:200],
+        )
+    return body
 
 
 def _tensor_bytes(value: Any) -> bytes:
@@ -76,11 +129,17 @@ def _tensor_bytes(value: Any) -> bytes:
 
     sink = pa.BufferOutputStream()
     try:
-        pa.ipc.write_tensor(pa.Tensor.from_numpy(value), sink)
+        # a copy where strides are negative
+        tensor = pa.Tensor.from_numpy(value if value.flags.forc else value.copy())
+        pa.ipc.write_tensor(tensor, sink)
+        kept = tensor.type.to_pandas_dtype()
+        fault: Any = None if value.dtype == kept else f"it comes back as {kept.__name__}"
     except (pa.ArrowException, TypeError) as error:
+        fault = error
+    if fault is not None:
         raise ClientError(
-            f"an array of {value.dtype} is no array of numbers ({error}): pickle it, or send a "
+            f"an array of {value.dtype.str} is no array of numbers ({fault}): pickle it, or send a "
             f"pyarrow.Table",
             str(value.dtype),
-        ) from error
+        )
     return bytes(sink.getvalue())

@@ -173,8 +173,7 @@ def _pack(parts: list[Any], pickle: bool, what: str, name: str) -> bytes:
         return msgpack.ExtType(_CODES[kind], body)
 
     def pack(value: Any) -> bytes:
-        packed: bytes = msgpack.packb(value, default=extension, strict_types=True)
-        return packed
+        return values.pack_plain(value, extension)
 
     try:
         return pack(parts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgpack
 import pytest
 
 from rmq_ray.errors import BodyUnreadable, ClientError, TaskNotEncodable
@@ -43,6 +44,17 @@ def test_tasks_and_records_come_back_equal_and_of_their_types() -> None:
     assert decode_task(encode_task(task, False), False) == task
     done = record(Status.SUCCESS, 2, {"labels": [("cat", 0.9)]})
     assert decode_record(encode_record(done, False), False) == done
+
+
+@pytest.mark.parametrize(
+    "value", [bytearray(b"x"), [memoryview(b"")], {"a": (msgpack.ExtType(4, b"pickled"),)}]
+)
+@pytest.mark.parametrize("pickle", [True, False])
+def test_what_would_come_back_as_another_type_is_refused(value: Any, pickle: bool) -> None:
+    with pytest.raises(TaskNotEncodable, match="come back as something else"):
+        encode_task(Task(ID, "t", [value], {}, 0), pickle)
+    with pytest.raises(TaskNotEncodable):
+        encode_record(record(Status.SUCCESS, 1, value), pickle)
 
 
 @pytest.mark.parametrize("value", [object(), {1}, 1 << 64, "\ud800", [[set()]]])
