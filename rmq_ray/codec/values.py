@@ -15,9 +15,7 @@ order in a tensor, an Arrow type that only this process knows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import partial
-from itertools import chain
+from collections.abc import Callable
 from typing import Any
 
 import msgpack
@@ -25,6 +23,7 @@ import msgpack
 from rmq_ray.errors import BodyUnreadable, ClientError
 
 BYTES, MSGPACK, TABLE, TENSOR = "bytes", "msgpack", "arrow", "tensor"
+_PLAIN = frozenset({dict, list, str, int, float, bool})
 _DISGUISED = frozenset({bytearray, memoryview, msgpack.ExtType, msgpack.Timestamp})
 """What msgpack takes beside plain values, whatever it is told: bytes when they come back, or what
 would be read as a value of ours.
@@ -37,11 +36,12 @@ def encode(value: Any) -> tuple[bytes, str]:
     """Body and kind. ``ClientError`` for what has no form here."""
     if value.__class__ is bytes and value:
         return value, BYTES
-    package = type(value).__module__.partition(".")[0]
-    if package == "pyarrow" and type(value).__name__ == "Table":
-        return _table_bytes(value), TABLE
-    if package == "numpy" and type(value).__name__ == "ndarray":
-        return _tensor_bytes(value), TENSOR
+    if value.__class__ not in _PLAIN:
+        package = type(value).__module__.partition(".")[0]
+        if package == "pyarrow" and type(value).__name__ == "Table":
+            return _table_bytes(value), TABLE
+        if package == "numpy" and type(value).__name__ == "ndarray":
+            return _tensor_bytes(value), TENSOR
     try:
         body = pack_plain(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -65,16 +65,16 @@ def pack_plain(value: Any, default: Callable[[Any], Any] | None = None) -> bytes
 
 def _refuse_disguised(value: Any) -> None:
     """``TypeError`` names a type in ``value`` that msgpack takes for another."""
-    members: Callable[[], Iterable[Any]] = partial(iter, [value])
-    while True:  # ends: msgpack was through with it
-        kinds = set(map(type, members()))
-        for kind in kinds & _DISGUISED:
+    within = [value]
+    for one in within:  # it grows meanwhile; ends: msgpack was through with it
+        kind = type(one)
+        if kind is dict:
+            within += one
+            within += one.values()
+        elif kind is list:
+            within += one
+        elif kind in _DISGUISED:
             raise TypeError(f"a {kind.__name__} would come back as something else")
-        if kinds.isdisjoint((list, dict)):
-            return
-        lists = [one for one in members() if type(one) is list]
-        dicts = [one for one in members() if type(one) is dict]
-        members = partial(chain, *lists, *dicts, *map(dict.values, dicts))
 
 
 def decode(body: bytes, kind: str) -> Any:

@@ -447,22 +447,19 @@ class MessageStore:
         return [alive(self.lives, record) for record in found]
 
     def query(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> list[bytes]:
-        """Whole records with a key, stored in [begin, end], newest first, at most 64. Slow on a
-        cold disk.
-        """
-        parts = self.readable()
+        """See ``query_by_key``. Slow on a cold disk."""
+        parts, stored = self.readable(), (begin_ms, end_ms)
         if parts.index is None:
             return []
         visible = parts.visibility.offset
         return query_by_key(
-            parts.reader, parts.index, self.lives, visible, topic, key, max_num, (begin_ms, end_ms)
+            parts.reader, parts.index, self.lives, visible, topic, key, max_num, stored
         )
 
     def first_since(self, topic: str, queue_id: int, at_ms: int) -> int:
         """Queue offset of the first message stored then or later; 0 for an empty queue."""
         parts = self.readable()
-        queue = parts.queues.find(topic, queue_id)
-        visible = parts.visibility.offset
+        queue, visible = parts.queues.find(topic, queue_id), parts.visibility.offset
         return 0 if queue is None else first_since(parts.reader, queue, visible, at_ms)
 
     def offset_by_time(self, topic: str, queue_id: int, at_ms: int) -> int:
@@ -487,9 +484,7 @@ class MessageStore:
         return -1 if record is None else store_ms_of(record)
 
     def log_offset_of(self, topic: str, queue_id: int, offset: int) -> int:
-        """Where the record of a queue offset begins in the log; -1 when the queue does not
-        have it.
-        """
+        """Where the record of a queue offset begins in the log; -1: the queue does not have it."""
         return log_offset_at(self.opened.queues.find(topic, queue_id), offset)
 
     def is_cold(self, log_offset: int) -> bool:
