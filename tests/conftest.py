@@ -28,6 +28,9 @@ TIMEOUT_S = {"ray": 180, "spark": 420, "e2e": 420, "interop": 420}
 # Read by the raylet, so they must be there before any test starts one. Ray runs its workers at nice
 # 15 otherwise.
 os.environ.setdefault("RAY_worker_niceness", "0")
+# a cluster would begin with a worker for each of its CPUs, 2 s of CPU each, that most tests do not
+# need
+os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_DEDUP_LOGS", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

@@ -6,8 +6,8 @@
     (first) light     unit, conformance, sim, golden    three at a time, without Ray or JVM; a
                                                         failure ends the run
     ray     ray       Ray                               two at a time
-    spark   spark     Spark
     others  interop   beside Apache RocketMQ            two at a time
+            spark     Spark
             whole     e2e, torture: whole clusters
     (then)  alone     marked so: a clock judges, or     nothing else runs on the machine
                       hosts lose their power
@@ -59,8 +59,11 @@ class Lane:
 
 TRACKS = (
     (Lane("ray", ("ray",), 2),),
-    (Lane("spark", ("spark",)),),
-    (Lane("interop", ("interop",), 2), Lane("whole", ("e2e", "torture"))),
+    (
+        Lane("interop", ("interop",), 2),
+        Lane("spark", ("spark",)),
+        Lane("whole", ("e2e", "torture")),
+    ),
 )
 LIGHT = Lane("light", ("unit", "conformance", "sim", "golden"), 3)
 LANES = (LIGHT, *(lane for track in TRACKS for lane in track))
