@@ -38,6 +38,7 @@ ROADS: dict[str, Road] = {
     "log_offset_of": lambda store, log_offset: store.log_offset_of(TOPIC, 0, 0) == log_offset,
     "queues": lambda store, _: store.queues().get((TOPIC, 0), (3, 3))[0] < 3,
     "bounds": lambda store, _: store.bounds(TOPIC, 0)[0] < 3,
+    "first_since": lambda store, _: store.first_since(TOPIC, 0, 0) < 3,
 }
 """Method of the store -> what it finds of the first old record, which begins at a log offset."""
 NO_ROADS = frozenset(
