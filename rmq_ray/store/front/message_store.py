@@ -449,18 +449,18 @@ class MessageStore:
     def query(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> list[bytes]:
         """See ``query_by_key``. Slow on a cold disk."""
         parts, stored = self.readable(), (begin_ms, end_ms)
-        if parts.index is None:
+        index, visible = parts.index, parts.visibility.offset
+        if index is None:
             return []
-        visible = parts.visibility.offset
-        return query_by_key(
-            parts.reader, parts.index, self.lives, visible, topic, key, max_num, stored
-        )
+        return query_by_key(parts.reader, index, self.lives, visible, topic, key, max_num, stored)
 
     def first_since(self, topic: str, queue_id: int, at_ms: int) -> int:
-        """Queue offset of the first message stored then or later; 0 for an empty queue."""
+        """Queue offset of the first message stored then or later, the queue's end without one."""
         parts = self.readable()
-        queue, visible = parts.queues.find(topic, queue_id), parts.visibility.offset
-        return 0 if queue is None else first_since(parts.reader, queue, visible, at_ms)
+        queue = parts.queues.find(topic, queue_id)
+        if queue is None:
+            return self.bounds(topic, queue_id)[1]
+        return first_since(parts.reader, queue, parts.visibility.offset, at_ms)
 
     def offset_by_time(self, topic: str, queue_id: int, at_ms: int) -> int:
         """RocketMQ's answer for a store time, the message nearest to it
