@@ -85,6 +85,7 @@ def run(  # noqa: PLR0913 - its options
         raise click.UsageError(
             "--detach needs --name: without one nothing could stop the group again"
         )
+    options.meant_ray()  # the module may import Ray
     app = load(target)
     options.connect_ray()
     autoscale = (
