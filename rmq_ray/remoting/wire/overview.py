@@ -11,7 +11,7 @@
                        of a group that runs members, model, from, subscriptions, conflicts;
                        group_queues: GROUP_QUEUE rows
         topic          the TOPIC row or nil, topic_queues: TOPIC_QUEUE rows, topic_lags: LAG rows
-    and with each of these but status and clients:
+    and with groups, topics, a group or a topic, or to a question that names nothing:
         delayed        {topic: messages that wait at a level or for a time before they are in it};
                        under %RETRY%group those that it failed on, which wait for their retry
         uncommitted    {topic: half messages that wait for their producer's word}
@@ -33,6 +33,7 @@ from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.wire.frame import Buffer, Command
 
 PARTS = ("status", "groups", "topics", "clients")
+DELAYED, UNCOMMITTED = "delayed", "uncommitted"
 GROUP = ("group", "members", "kind", "model", "conflicts")
 LAG = ("group", "topic", "lag", "in_flight", "age_ms")
 TOPIC = (
@@ -61,7 +62,7 @@ def waiting_for(
     overviews: Iterable[Mapping[str, Any]], part: str, topic: str
 ) -> tuple[int | None, bool]:
     """(messages that wait for a topic, whether every broker told); None = nobody told of any, and
-    one did not tell. ``part``: "delayed" or "uncommitted".
+    one did not tell. ``part``: ``DELAYED`` or ``UNCOMMITTED``.
 
     >>> waiting_for([{"delayed": {"orders": 2}}, {}], "delayed", "orders")
     (2, False)

@@ -27,7 +27,7 @@ from rmq_ray.ports import Peer
 from rmq_ray.protocol.access.accounts import Account, ResourceKind, Right
 from rmq_ray.protocol.pop import PopQueue
 from rmq_ray.remoting.wire.frame import Command, language
-from rmq_ray.remoting.wire.overview import PARTS
+from rmq_ray.remoting.wire.overview import DELAYED, PARTS, UNCOMMITTED
 from rmq_ray.server.base.counters import Counters
 from rmq_ray.server.base.responses import AnswerFrom
 from rmq_ray.server.base.store_keeper import StoreKeeper
@@ -98,7 +98,7 @@ class _Sight:
         if "messages" in told:
             messages = told["messages"].items()
             told["messages"] = {topic: count for topic, count in messages if self.topic(topic)}
-        for part in ("delayed", "uncommitted"):
+        for part in (DELAYED, UNCOMMITTED):
             if part in told:
                 counts = told[part].items()
                 told[part] = {topic: count for topic, count in counts if self.topic(topic)}
@@ -159,7 +159,7 @@ class OverviewHandlers:
             config = self._tables.topics.get(topic)
             found["topic"] = None if config is None else self._topic(config)
         copied = self._copied(parts, group, topic)
-        wanted = parts & {"groups", "topics"} or group or topic
+        wanted = group or topic or not parts or parts & {"groups", "topics"}
         waiting = self._waiting.look(store if wanted else None)
 
         def read() -> None:

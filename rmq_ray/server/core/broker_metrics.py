@@ -22,6 +22,7 @@ from rmq_ray.model.metrics import Family, Labels, Sample, with_labels
 from rmq_ray.model.topics import DLQ_PREFIX, RETRY_PREFIX
 from rmq_ray.protocol.pop import PopQueue
 from rmq_ray.remoting.wire.frame import language
+from rmq_ray.remoting.wire.overview import DELAYED, UNCOMMITTED
 from rmq_ray.server.base.counters import Counters, StoredTraffic, Traffic
 from rmq_ray.server.base.histograms import histogram
 from rmq_ray.server.base.identity import Identity
@@ -319,8 +320,8 @@ class BrokerMetrics:
         """Of each topic here that is none of the system's, and of each group's retry topic."""
         named = [topic for topic in queues if not self._tables.topics.is_system(topic)]
         for part, words in (
-            ("delayed", "Messages that wait for a delay before they are in the topic."),
-            ("uncommitted", "Half messages for the topic."),
+            (DELAYED, "Messages that wait for a delay before they are in the topic."),
+            (UNCOMMITTED, "Half messages for the topic."),
         ):
             if part in found:
                 rows: list[tuple[Labels, float]] = [
@@ -329,11 +330,11 @@ class BrokerMetrics:
                     if not topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
                 ]
                 yield _family(f"rmq_ray_{part}_messages", "gauge", words, rows)
-        if "delayed" in found:
+        if DELAYED in found:
             retries: list[tuple[Labels, float]] = [
                 (
                     {"consumer_group": topic.removeprefix(RETRY_PREFIX)},
-                    found["delayed"].get(topic, 0),
+                    found[DELAYED].get(topic, 0),
                 )
                 for topic in queues
                 if topic.startswith(RETRY_PREFIX)

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from rmq_ray.codec.record import record_parts
 from rmq_ray.errors import RmqError
 from rmq_ray.model.message import REAL_TOPIC, RETRY_TOPIC, decode_properties
+from rmq_ray.remoting.wire.overview import DELAYED, UNCOMMITTED
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.store.front.message_store import MessageStore
 
@@ -200,8 +201,8 @@ class WaitingMessages:
         if store is not None and not self._identity.is_slave:
             # A store that fails or closes meanwhile is unknown, not empty.
             with contextlib.suppress(RmqError):
-                looks["delayed"] = together([self._levels(store), self._times(store)])
-                looks["uncommitted"] = self._halves(store)
+                looks[DELAYED] = together([self._levels(store), self._times(store)])
+                looks[UNCOMMITTED] = self._halves(store)
 
         def read() -> dict[str, Counter[str]]:
             found: dict[str, Counter[str]] = {}
