@@ -49,7 +49,7 @@ NO_ROADS = frozenset(
     "counters state epoch epochs flushed_offset durable_offset visible_offset end_offset "
     "written_offset begin_offset status opened readable follows topics "
     # of places and times, within the bounds of a queue
-    "offset_by_time first_since earliest_store_ms is_cold is_cold_pull is_young".split()
+    "offset_by_time earliest_store_ms is_cold is_cold_pull is_young".split()
 )
 
 
