@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import click
 
 from rmq_ray.actors.access_keys import secret_key_of
@@ -9,6 +11,7 @@ from rmq_ray.cli.base import output
 from rmq_ray.cli.base.context import Options, pass_options, told
 from rmq_ray.console.extras import check_extra
 from rmq_ray.console.settings import PORT, ConsoleSettings
+from rmq_ray.errors import ClusterError
 from rmq_ray.ports import Discovery
 
 
@@ -64,19 +67,21 @@ def console(  # noqa: PLR0913 - what click hands over
     messages, brokers. Read-only unless --allow-write. Needs `pip install 'rmq_ray[console]'`.
     """
     check_extra()
+    here = here or name_servers is not None
+    if here and resource:
+        raise click.UsageError("--resource places an actor: leave it out, or --here")
+    if stop or name_servers is None:
+        options.connect()
+    else:
+        with suppress(ClusterError):  # the cluster of these name servers has a Ray of its own
+            options.meant_ray()
     from rmq_ray.console.source import ClusterView
     from rmq_ray.console.web import actor, serving
 
     if stop:
-        options.connect()
         was = actor.stop(options.cluster)
         output.record({"console": "stopped" if was else "was not running"}, options.style)
         return
-    here = here or name_servers is not None
-    if here and resource:
-        raise click.UsageError("--resource places an actor: leave it out, or --here")
-    if name_servers is None:
-        options.connect()
     accounts = name_servers is None and actor.has_accounts(options.cluster)
     settings = ConsoleSettings(
         options.cluster, host, port, allow_write, serving.new_token(), accounts, names

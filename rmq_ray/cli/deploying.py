@@ -82,9 +82,8 @@ def run(  # noqa: PLR0913 - its options
     handlers end.
     """
     if detach and not name:
-        raise click.UsageError(
-            "--detach needs --name: without one nothing could stop the group again"
-        )
+        raise click.UsageError("--detach needs --name: without one nothing stops the group again")
+    options.meant_ray()  # the module may import Ray
     app = load(target)
     options.connect_ray()
     autoscale = (

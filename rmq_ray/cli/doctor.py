@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import platform
 import resource
-import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from rmq_ray.cli.base import output, ray_head
 from rmq_ray.cli.base.context import Options, first_line, pass_options, told
 from rmq_ray.config import GIB, StoreConfig, environment
 from rmq_ray.errors import RmqError, SparkError
-from rmq_ray.files import DiskSpace
+from rmq_ray.files import FileSystem
 from rmq_ray.remoting.wire.overview import GROUP, LAG, named
 from rmq_ray.store.reading.retention import Room, room_on
 
@@ -56,6 +56,8 @@ def doctor(options: Options, store_path: str, machine: bool) -> None:
     """Check this machine: Python, packages, Ray, niceness, Java, disk, limits; and, where --cluster
     runs, its copies, disks, groups and dead letters. Exit code 1 if something cannot work.
     """
+    with suppress(RmqError):  # `_ray` says it
+        options.meant_ray()
     checks = [
         _python(),
         *_packages(),
@@ -265,9 +267,8 @@ def _disk(store: Path) -> Check:
     """Of the nearest directory that is there."""
     store = store.expanduser().absolute()
     there = next(path for path in (store, *store.parents) if path.is_dir())
-    usage, limits = shutil.disk_usage(there), StoreConfig("unused")
-    used = usage.used / usage.total
-    said = f"{usage.free / GIB:.1f} GiB free at {there}, {used:.0%} used"
+    disk, limits = FileSystem().disk_space(str(there)), StoreConfig("unused")
+    said = f"{disk.free_bytes / GIB:.1f} GiB free at {there}, {disk.used_ratio:.0%} used"
     if not os.access(there, os.W_OK):
         return (
             "disk",
@@ -279,8 +280,8 @@ def _disk(store: Path) -> Check:
         f"sends are refused over {limits.disk_full_ratio:.0%} with less than "
         f"{limits.disk_free_bytes_min / GIB:.0f} GiB free: free space"
     )
-    room = room_on(DiskSpace(used, usage.free), limits)
-    if room is Room.FULL or usage.free < FREE_BYTES_MIN:
+    room = room_on(disk, limits)
+    if room is Room.FULL or disk.free_bytes < FREE_BYTES_MIN:
         return "disk", FAIL, said, full
     if room is Room.SHORT:
         return "disk", WARN, said, f"{full} before the oldest segments go early"

@@ -4,7 +4,7 @@ describe``: the consumers of groups that are connected, and what one of them doe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -16,7 +16,9 @@ from rmq_ray.cli.shell.completion import group_names, topic_names
 from rmq_ray.cli.shell.watch import watched
 from rmq_ray.client.admin.admin_groups import Offset, SeekTarget
 from rmq_ray.model.moments import moment_ms
+from rmq_ray.model.topics import retry_topic
 from rmq_ray.protocol.scan.scan_positions import LikeGroup
+from rmq_ray.remoting.wire.overview import DELAYED, UNCOMMITTED
 
 DESCRIBED = ["broker", "client_id", "address", "language"]
 LOCK_COLUMNS = ["topic", "broker", "queue", "holder", "ends_in_ms", "left"]
@@ -34,10 +36,15 @@ def group() -> None:
 @watched
 @told
 def list_groups(options: Options, system: bool) -> None:
-    """Names of all groups that the brokers know."""
-    output.rows(
-        [{"group": name} for name in options.admin.groups(system=system)], ["group"], options.style
-    )
+    """Names of all groups that the brokers know, and how many messages each failed on that wait for
+    their retry; - where a broker does not know yet.
+    """
+    delayed = options.admin.waiting().get(DELAYED)
+    rows = [
+        {"group": name, "retries": None if delayed is None else delayed.get(retry_topic(name), 0)}
+        for name in options.admin.groups(system=system)
+    ]
+    output.rows(rows, ["group", "retries"], options.style)
 
 
 @group.command()
@@ -48,7 +55,7 @@ def list_groups(options: Options, system: bool) -> None:
 def describe(options: Options, name: str) -> None:
     """Running consumers of a group, a line for each broker that they are connected to; who holds
     which queue's lock until when, if it is consumed in order; who subscribes differently, if they
-    do.
+    do; how many messages wait for their retry.
 
     In JSON the locks stand with their holders; a holder that is not connected has a line of its
     own.
@@ -74,6 +81,7 @@ def describe(options: Options, name: str) -> None:
             f"{', '.join(conflict['client_ids'])}",
             err=True,
         )
+    _tell_waiting(options, name)
 
 
 @group.command()
@@ -124,7 +132,9 @@ def alter(
 @watched
 @told
 def lag(options: Options, name: str) -> None:
-    """How far a group is behind, a line each queue, as of its consumers' last commits."""
+    """How far a group is behind, a line each queue, as of its consumers' last commits; and what
+    waits for its retry, or is on its way to the topics: delayed, or of transactions.
+    """
     found = options.admin.group_lag(name)
     output.rows(
         found,
@@ -135,6 +145,26 @@ def lag(options: Options, name: str) -> None:
         click.echo(
             "committed_age_ms: since a consumer last committed the queue; what it finished since "
             "then counts as lag. -: not since the broker began",
+            err=True,
+        )
+    _tell_waiting(options, name, sorted({row["topic"] for row in found}))
+
+
+def _tell_waiting(options: Options, name: str, topics: Sequence[str] = ()) -> None:
+    """Beside the rows: what no queue of theirs has yet."""
+    waiting, own = options.admin.waiting(), retry_topic(name)
+    unknown = [part for part in (DELAYED, UNCOMMITTED) if part not in waiting]
+    delayed, uncommitted = (waiting.get(part, {}) for part in (DELAYED, UNCOMMITTED))
+    if delayed.get(own):
+        click.echo(f"{delayed[own]} messages that {name} failed on wait for their retry", err=True)
+    for topic in topics:
+        counts = ((delayed, "delayed"), (uncommitted, "uncommitted"))
+        said = [f"{found[topic]} {words}" for found, words in counts if found.get(topic)]
+        if said and topic != own:
+            click.echo(f"{topic}: {' and '.join(said)} messages are not in it yet", err=True)
+    if unknown:
+        click.echo(
+            f"{' and '.join(unknown)} messages: not every broker knows now how many there are",
             err=True,
         )
 

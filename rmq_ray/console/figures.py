@@ -13,9 +13,19 @@ from typing import Any
 from rmq_ray.console.source import NAME_SERVER, Answers
 from rmq_ray.model.groups import is_system_group
 from rmq_ray.model.ids import MASTER_ID
-from rmq_ray.model.topics import DLQ_PREFIX, RETRY_PREFIX
-from rmq_ray.remoting.wire.overview import CLIENT, LAG, TOPIC, named
+from rmq_ray.model.topics import DLQ_PREFIX, RETRY_PREFIX, retry_topic
+from rmq_ray.protocol.delay import group_of_retry_topic
+from rmq_ray.remoting.wire.overview import (
+    CLIENT,
+    DELAYED,
+    LAG,
+    TOPIC,
+    UNCOMMITTED,
+    named,
+    waiting_for,
+)
 
+RETRIES = "retries wait"
 BEHIND_MS = 10_000
 """A message that waits so long is worth a look; below that a group is at work."""
 
@@ -37,18 +47,22 @@ class GroupRow:
     topics: set[str] = field(default_factory=set)
     conflicts: int = 0
     dead_letters: int | None = None
+    retries: int | None = None
+    """Messages that it failed on and that wait for their retry; None = unknown."""
+    retries_at_least: bool = False
 
     @property
     def state(self) -> str:
         """In a word: what is wrong first."""
-        if self.lag is None:
+        if self.lag is None and (self.at_least or not self.retries):
             return "unknown" if self.at_least else "not begun"
         if self.conflicts:
             return "subscriptions differ"
-        if self.lag and not self.members:
+        if (self.lag or self.retries) and not self.members:
             return "nobody consumes"
-        waits = self.age_ms is None or self.age_ms >= BEHIND_MS
-        return "behind" if self.lag and waits else "ok"
+        if self.lag and (self.age_ms is None or self.age_ms >= BEHIND_MS):
+            return "behind"
+        return RETRIES if self.retries else "ok"
 
 
 @dataclass(slots=True)
@@ -61,6 +75,12 @@ class TopicRow:
     at_least: bool = False
     stored_messages: int = 0
     stored_bytes: int = 0
+    delayed: int | None = None
+    """Messages that wait for a delay before they are in it; None = unknown."""
+    delayed_at_least: bool = False
+    uncommitted: int | None = None
+    """Half messages for it; None = unknown."""
+    uncommitted_at_least: bool = False
     permission: int = 0
     retention_hours: int = 0
     system: bool = False
@@ -100,20 +120,21 @@ class BrokerRow:
         )
 
 
+class _GroupRows(dict[str, GroupRow]):
+    """By name; one that is asked for is there."""
+
+    def __missing__(self, name: str) -> GroupRow:
+        self[name] = GroupRow(name)
+        return self[name]
+
+
 def group_rows(answers: Answers, *, system: bool = False) -> list[GroupRow]:
     """The greatest lag first; what is unknown before that."""
-    rows: dict[str, GroupRow] = {}
-
-    def row(name: str) -> GroupRow:
-        found = rows.get(name)
-        if found is None:
-            found = rows[name] = GroupRow(name)
-        return found
-
+    rows = _GroupRows()
     told_all = not answers.missing
     for overview in answers.found.values():
         for name, members, kind, _, conflicts in overview.get("groups", ()):
-            known = row(name)
+            known = rows[name]
             known.members = max(known.members, members)
             known.conflicts = max(known.conflicts, conflicts)
             if kind:
@@ -121,17 +142,20 @@ def group_rows(answers: Answers, *, system: bool = False) -> list[GroupRow]:
         lags = overview.get("lags")
         told_all = told_all and lags is not None
         for group, topic, lag, in_flight, age_ms in lags or ():
-            known = row(group)
+            known = rows[group]
             known.lag = (known.lag or 0) + lag
             known.in_flight += in_flight
             known.topics.add(topic)
             if age_ms is not None:
                 known.age_ms = max(known.age_ms or 0, age_ms)
         for group, count in overview.get("dead_letters", ()):
-            known = row(group)
+            known = rows[group]
             known.dead_letters = (known.dead_letters or 0) + count
+        for group in filter(None, map(group_of_retry_topic, overview.get(DELAYED, ()))):
+            rows.setdefault(group, GroupRow(group))
     for known in rows.values():
         known.at_least = not told_all
+        known.retries, known.retries_at_least = waits(answers, DELAYED, retry_topic(known.group))
         if told_all:
             known.dead_letters = known.dead_letters or 0
         elif not known.lag:  # nothing found is not nothing there
@@ -140,9 +164,17 @@ def group_rows(answers: Answers, *, system: bool = False) -> list[GroupRow]:
     return sorted(found, key=_urgency)
 
 
-def _urgency(row: GroupRow) -> tuple[bool, int, bool, str]:
-    """Unknown first, then by lag; groups that have not begun last."""
-    return row.state != "unknown", -(row.lag or 0), row.lag is None, row.group
+def _urgency(row: GroupRow) -> tuple[bool, int, int, bool, str]:
+    """Unknown first, then by lag and retries; groups that have not begun last."""
+    waiting = (-(row.lag or 0), -(row.retries or 0))
+    return row.state != "unknown", *waiting, row.lag is None, row.group
+
+
+def waits(answers: Answers, part: str, topic: str) -> tuple[int | None, bool]:
+    """(messages that wait for a topic, whether there may be more); None = unknown."""
+    count, complete = waiting_for(answers.found.values(), part, topic)
+    at_least = not complete or bool(answers.missing)
+    return (count or None if at_least else count), at_least
 
 
 def topic_rows(answers: Answers, *, system: bool = False) -> list[TopicRow]:
@@ -168,6 +200,8 @@ def topic_rows(answers: Answers, *, system: bool = False) -> list[TopicRow]:
         row.at_least = not told_all
         if row.at_least and not row.messages:
             row.messages = None
+        row.delayed, row.delayed_at_least = waits(answers, DELAYED, row.topic)
+        row.uncommitted, row.uncommitted_at_least = waits(answers, UNCOMMITTED, row.topic)
     return [row for _, row in sorted(rows.items()) if system or not row.system]
 
 

@@ -418,6 +418,10 @@ class HalfWindow:
         """How many of the halves below ``half_max`` have not ended."""
         return max(0, half_max - self.start - self._ended)
 
+    def ended_from(self, offset: int) -> bytes:
+        """A byte for each half from ``offset`` on, 0 where it waits; all behind them do."""
+        return bytes(self._states[max(0, offset - self.start) :])
+
     def trim(self, half_max: int, keep: int = HISTORY) -> tuple[int, int]:
         """Forget what ended more than ``keep`` halves before the first pending one; returns the
         offsets (half, op) to save: a window made of them, with every op from there on applied,

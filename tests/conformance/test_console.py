@@ -6,14 +6,17 @@ import re
 import socket
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
 
 from rmq_ray.client.admin.admin import Admin
+from rmq_ray.client.messages.listener import RECONSUME_LATER, ConsumeContext, ConsumeResult
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.client.pull.pull_consumer import PullConsumer
+from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import RemotingLimits
 from rmq_ray.console.settings import ConsoleSettings
@@ -76,6 +79,37 @@ def test_the_front_page_leads_to_a_group_that_is_stuck(
     assert link is not None
     queues = browser.get(link[1]).text
     assert "orders" in queues and "broker-b" in queues
+
+
+def test_what_waits_for_a_retry_a_delay_or_a_commit_stands_with_group_and_topic(
+    cluster: LiveCluster, browser: TestClient
+) -> None:
+    def fails(_messages: object, context: ConsumeContext) -> ConsumeResult:
+        context.delay_level_when_next_consume = 18
+        return RECONSUME_LATER
+
+    assert "groups, none of them behind.</p>" in browser.get("/").text
+    with PushConsumer(
+        "billing",
+        listener=fails,
+        subscriptions={"orders": "*"},
+        start_from="first",
+        discovery=cluster,
+    ):
+        send(cluster, 3)
+        with Producer("p", discovery=cluster) as producer:
+            producer.send("orders", b"later", delay=timedelta(hours=1))
+        with closing(Admin(cluster)) as admin:
+            eventually(lambda: admin.waiting()["delayed"].get("%RETRY%billing") == 3)
+            found = admin.waiting()
+    assert found == {"delayed": {"%RETRY%billing": 3, "orders": 1}, "uncommitted": {}}
+    assert cells(browser.get("/groups").text, "billing")[9] == "3"
+    front = browser.get("/").text
+    assert cells(front, "billing")[6] == "3" and "none of them behind" not in front
+    group = browser.get("/groups/billing").text
+    assert "<dt>Wait for a retry</dt><dd>3</dd>" in group and cells(group, "orders")
+    assert cells(browser.get("/topics").text, "orders")[8:10] == ["1", "0"]
+    assert "<dt>Delayed</dt><dd>1</dd>" in browser.get("/topics/orders").text
 
 
 @contextmanager

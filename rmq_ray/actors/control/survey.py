@@ -18,7 +18,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -35,6 +34,7 @@ from rmq_ray.errors import (
     StoreMissing,
     StoreUnwritable,
 )
+from rmq_ray.files import FileSystem
 from rmq_ray.topology import known_stores
 from rmq_ray.topology.rules import BrokerSpec, ControllerSpec, NameServerSpec, Topology, same_node
 from rmq_ray.topology.source import Key
@@ -66,7 +66,7 @@ def look(path: str) -> Disk:
         return Disk(
             False,
             above.is_dir() and os.access(above, os.W_OK | os.X_OK),
-            free_bytes=shutil.disk_usage(above).free,
+            free_bytes=FileSystem().disk_space(str(above)).free_bytes,
         )
     entries = {entry.name for entry in root.iterdir()}
     identity = owner = damaged = None
@@ -87,7 +87,7 @@ def look(path: str) -> Disk:
         damaged,
         has_log,
         others,
-        shutil.disk_usage(root).free,
+        FileSystem().disk_space(str(root)).free_bytes,
     )
 
 

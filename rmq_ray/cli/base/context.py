@@ -1,9 +1,10 @@
 """What every command shares: which Ray cluster, which message cluster, how to print; and how errors
 become exit codes.
 
-Invariant of the command line: Ray is imported only once a command joins it, which those that talk
-to brokers and name servers alone do only where no earlier one did (``remembered``); so they are
-quick, and Ray learns its token mode in time. Standard output belongs to the command: Ray prints
+Invariant of the command line: Ray is imported only by what joins it, and behind
+``Options.meant_ray``. Commands that talk to brokers and name servers alone join it only where no
+earlier one did (``remembered``); so they are quick, and Ray learns its token mode in time. Standard
+output belongs to the command: Ray prints
 notes ("node ... has been marked dead") in a thread of its own of every driver, straight to
 ``sys.stdout``; they go to standard error.
 """
@@ -64,9 +65,6 @@ class Options:
         if _ray_joined():
             return
         address = self._ray_address(port)
-        if ray_head.needs_token(address):
-            put_environment("RAY_AUTH_MODE", "token")  # Ray reads it once, when it is imported
-        keep_ray_out()
         import ray
         import ray.exceptions
 
@@ -79,10 +77,21 @@ class Options:
                 f"Ray at {address} refused this command: {first_line(error)}; {remedy}", address
             ) from error
 
-    def _ray_address(self, port: int | None = None) -> str:
+    def meant_ray(self, port: int | None = None) -> str | None:
+        """Address of the Ray cluster that is meant, None where none runs here; ``ClusterError`` as
+        ``ray_head.find``. From now on Ray may be imported: the token's mode is decided, which it
+        reads once, at its import, and its prints go to standard error.
+        """
         if _ray_joined():
             return str(sys.modules["ray"].get_runtime_context().gcs_address)
         address = ray_head.find(self.address, port)
+        if address is not None and ray_head.needs_token(address):
+            put_environment("RAY_AUTH_MODE", "token")
+        keep_ray_out()
+        return address
+
+    def _ray_address(self, port: int | None = None) -> str:
+        address = self.meant_ray(port)
         if address is None:
             where = "on this machine" if port is None else f"on port {port} of this machine"
             raise ClusterError(

@@ -47,6 +47,7 @@ from rmq_ray.remoting.wire.headers import (
     RunningInfoHeader,
     UpdateOffsetHeader,
 )
+from rmq_ray.remoting.wire.overview import DELAYED, UNCOMMITTED, ask_overview, read_overview
 
 FIRST, LAST = "first", "last"
 RETRIES_MAX = 1_000
@@ -81,6 +82,24 @@ class AdminGroups(AdminLink):
                 )[0]
             )
         return sorted(name for name in found if system or not is_system_group(name))
+
+    def waiting(self) -> dict[str, dict[str, int]]:
+        """What waits before it can be consumed, at all brokers: ``delayed``, topic -> messages at a
+        level or with a time, those under ``%RETRY%group`` being what the group failed on; and
+        ``uncommitted``, topic -> half messages. A topic that is missing has none; a part that is
+        missing is not known: a broker still counts after its start, or is older.
+        """
+        found: dict[str, dict[str, int]] = {DELAYED: {}, UNCOMMITTED: {}}
+        for broker, address in self.masters().items():
+            failure = f"broker {broker} did not tell what waits"
+            told = read_overview(body_of(self._ask(address, ask_overview(), failure)))
+            for part in [*found]:
+                if part not in told:
+                    del found[part]
+                    continue
+                for topic, count in told[part].items():
+                    found[part][topic] = found[part].get(topic, 0) + count
+        return found
 
     def group_lag(self, group: str) -> list[dict[str, Any]]:
         """A row for each queue that the group consumes: topic, broker, queue, max_offset,

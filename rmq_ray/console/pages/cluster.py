@@ -46,6 +46,7 @@ def _seen(visit: Visit) -> tuple[Answers, dict[str, Any]]:
             (row for row in groups if row.dead_letters), key=lambda row: -(row.dead_letters or 0)
         )[:WORST_MAX],
         "groups": len(groups),
+        "retries_unknown": any(row.retries is None for row in groups),
         "name_servers": told.get("name servers", {}),
         "name_servers_silent": silent.get("name servers", ""),
         # It is asked as the console, not as the account that signed in.

@@ -11,7 +11,8 @@ from rmq_ray.console.messages import link
 from rmq_ray.console.page import ConsolePage, Live, Show, Visit
 from rmq_ray.console.source import Answers
 from rmq_ray.errors import GroupNotFound
-from rmq_ray.remoting.wire.overview import CLIENT, GROUP_QUEUE, named
+from rmq_ray.model.topics import retry_topic
+from rmq_ray.remoting.wire.overview import CLIENT, DELAYED, GROUP_QUEUE, UNCOMMITTED, named
 
 ROWS_MAX = 500
 """So many rows are sent; a filter finds the others."""
@@ -75,12 +76,16 @@ def _one(name: str, answers: Answers) -> dict[str, Any]:
         for broker, one in told.items()
         for row in named(CLIENT, one.get("members", ()))
     ]
+    retries, retries_at_least = figures.waits(answers, DELAYED, retry_topic(name))
     known = all("group_queues" in overview for overview in answers.found.values())
     lag = sum(row["lag"] for row in queues)
     return {
         "group": name,
         "lag": lag if lag or (known and not answers.missing) else None,
         "at_least": bool(answers.missing) or not known,
+        "retries": retries,
+        "retries_at_least": retries_at_least,
+        "topics": _topics(name, answers, queues, told),
         "queues": sorted(queues, key=lambda row: (-row["lag"], row["topic"], row["broker"])),
         "members": sorted(members, key=lambda row: (row["client_id"], row["broker"])),
         "client_ids": sorted({row["client_id"] for row in members}),
@@ -88,6 +93,22 @@ def _one(name: str, answers: Answers) -> dict[str, Any]:
         "subscriptions": sorted({tuple(one) for t in told.values() for one in _subscribed(t)}),
         "conflicts": _conflicts(told),
     }
+
+
+def _topics(
+    group: str, answers: Answers, queues: list[dict[str, Any]], told: dict[str, dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """What waits before it is in the topics that the group reads."""
+    names = {row["topic"] for row in queues}
+    names |= {one[0] for brokers in told.values() for one in _subscribed(brokers)}
+    return [
+        {
+            "topic": topic,
+            "delayed": figures.waits(answers, DELAYED, topic),
+            "uncommitted": figures.waits(answers, UNCOMMITTED, topic),
+        }
+        for topic in sorted(names - {retry_topic(group)})
+    ]
 
 
 def _next(group: str, broker: str, row: dict[str, Any]) -> str:

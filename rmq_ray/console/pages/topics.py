@@ -9,7 +9,7 @@ from starlette.responses import Response
 from rmq_ray.console import figures
 from rmq_ray.console.page import ConsolePage, Show, Visit
 from rmq_ray.errors import TopicNotFound
-from rmq_ray.remoting.wire.overview import TOPIC, TOPIC_QUEUE, named
+from rmq_ray.remoting.wire.overview import DELAYED, TOPIC, TOPIC_QUEUE, UNCOMMITTED, named
 
 ROWS_MAX = 500
 
@@ -61,6 +61,8 @@ def topic(visit: Visit) -> Response:
         first_ms=min((row["first_ms"] for row in queues if row["first_ms"]), default=None),
         last_ms=max((row["last_ms"] for row in queues if row["last_ms"]), default=None),
         groups=figures.lag_rows(answers, "topic_lags"),
+        delayed=figures.waits(answers, DELAYED, name),
+        uncommitted=figures.waits(answers, UNCOMMITTED, name),
     )
 
 

@@ -27,7 +27,7 @@ from rmq_ray.ports import Peer
 from rmq_ray.protocol.access.accounts import Account, ResourceKind, Right
 from rmq_ray.protocol.pop import PopQueue
 from rmq_ray.remoting.wire.frame import Command, language
-from rmq_ray.remoting.wire.overview import PARTS
+from rmq_ray.remoting.wire.overview import DELAYED, PARTS, UNCOMMITTED
 from rmq_ray.server.base.counters import Counters
 from rmq_ray.server.base.responses import AnswerFrom
 from rmq_ray.server.base.store_keeper import StoreKeeper
@@ -36,6 +36,7 @@ from rmq_ray.server.groups.membership import GroupMembership
 from rmq_ray.server.security.access_copy import AccessCopy
 from rmq_ray.server.security.touched import topic as resource_of
 from rmq_ray.server.tables.broker_tables import BrokerTables
+from rmq_ray.server.tables.waiting_counts import WaitingMessages
 from rmq_ray.store.front.message_store import MessageStore
 
 AGES_MAX = 100
@@ -97,6 +98,10 @@ class _Sight:
         if "messages" in told:
             messages = told["messages"].items()
             told["messages"] = {topic: count for topic, count in messages if self.topic(topic)}
+        for part in (DELAYED, UNCOMMITTED):
+            if part in told:
+                counts = told[part].items()
+                told[part] = {topic: count for topic, count in counts if self.topic(topic)}
         if "clients" in told:
             told["clients"] = [
                 row for row in told["clients"] if row[1] != PRODUCER and self.group(row[0])
@@ -116,6 +121,7 @@ class OverviewHandlers:
         clock: Clock,
         status: Callable[[], dict[str, Any]],
         popped: Popped,
+        waiting: WaitingMessages,
         answer_from: AnswerFrom,
         access: AccessCopy | None = None,
     ) -> None:
@@ -127,6 +133,7 @@ class OverviewHandlers:
         self._clock = clock
         self._status = status
         self._popped = popped
+        self._waiting = waiting
         self._later = answer_from
 
     def overview(self, command: Command, peer: Peer) -> None:
@@ -152,8 +159,11 @@ class OverviewHandlers:
             config = self._tables.topics.get(topic)
             found["topic"] = None if config is None else self._topic(config)
         copied = self._copied(parts, group, topic)
+        wanted = group or topic or not parts or parts & {"groups", "topics"}
+        waiting = self._waiting.look(store if wanted else None)
 
         def read() -> None:
+            found.update(waiting())
             if store is not None:
                 # A store that fails or closes meanwhile is unknown, not empty.
                 with contextlib.suppress(RmqError):

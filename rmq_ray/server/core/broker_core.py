@@ -56,6 +56,7 @@ from rmq_ray.server.send.send_path import Acknowledgements
 from rmq_ray.server.slave.replica import FollowerParts
 from rmq_ray.server.tables.broker_settings import BrokerSettings
 from rmq_ray.server.tables.broker_tables import BrokerTables, LoadedTables
+from rmq_ray.server.tables.waiting_counts import WaitingMessages
 from rmq_ray.server.transaction.transaction_handlers import TransactionAsker
 from rmq_ray.server.transaction.transaction_service import Transactions
 from rmq_ray.store.front.message_store import MessageStore
@@ -206,6 +207,9 @@ class BrokerCore:
             self.counters,
             TransactionAsker(self.members, self._store_host, self.dispatch.may_send),
         )
+        self.waiting = WaitingMessages(
+            self.identity, self.delays.counting, self.timed.counting, self.transactions.counting
+        )
 
     def _make_handlers(
         self, make_hold: MakeHold, reads: Offload, access: AccessCopy | None
@@ -230,6 +234,7 @@ class BrokerCore:
                 self.delays,
                 self.timed,
                 self.transactions,
+                self.waiting,
                 self.replication,
                 self.offload,
                 reads,
@@ -250,6 +255,7 @@ class BrokerCore:
             self.members,
             self.counters,
             lambda: handlers.pops.ledger.table.queues,
+            self.waiting,
         )
         self.group_handlers, self.lock_handlers = handlers.groups, handlers.locks
         hooks = self.config.send_hooks

@@ -54,6 +54,7 @@ from rmq_ray.server.send.send_handlers import SendHandlers
 from rmq_ray.server.send.send_path import Acknowledgements, FastFailure, SendPath, TopicGate
 from rmq_ray.server.send.slot_gate import SlotGate
 from rmq_ray.server.tables.broker_tables import BrokerTables
+from rmq_ray.server.tables.waiting_counts import WaitingMessages
 from rmq_ray.server.transaction.transaction_handlers import HalvesHandlers, TransactionHandlers
 from rmq_ray.server.transaction.transaction_service import Transactions
 
@@ -79,6 +80,7 @@ class HandlerParts:
     delays: DelayService
     timed: TimerService
     transactions: Transactions
+    waiting: WaitingMessages
     replication: Replication
     offload: Offload
     reads: Offload
@@ -190,6 +192,7 @@ def _observing(parts: HandlerParts, pops: PopService) -> tuple[object, ...]:
         parts.clock,
         parts.status,
         lambda: pops.ledger.table.queues,
+        parts.waiting,
         parts.dispatch.answer_from,
         parts.access,
     )

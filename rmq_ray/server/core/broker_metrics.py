@@ -22,6 +22,7 @@ from rmq_ray.model.metrics import Family, Labels, Sample, with_labels
 from rmq_ray.model.topics import DLQ_PREFIX, RETRY_PREFIX
 from rmq_ray.protocol.pop import PopQueue
 from rmq_ray.remoting.wire.frame import language
+from rmq_ray.remoting.wire.overview import DELAYED, UNCOMMITTED
 from rmq_ray.server.base.counters import Counters, StoredTraffic, Traffic
 from rmq_ray.server.base.histograms import histogram
 from rmq_ray.server.base.identity import Identity
@@ -30,6 +31,7 @@ from rmq_ray.server.groups.consume_stats import store_ms_at
 from rmq_ray.server.groups.membership import GroupMembership
 from rmq_ray.server.security.access_guard import refused_requests
 from rmq_ray.server.tables.broker_tables import BrokerTables
+from rmq_ray.server.tables.waiting_counts import WaitingMessages
 from rmq_ray.store.front.message_store import MessageStore
 
 Key = tuple[str, str]
@@ -110,6 +112,7 @@ class BrokerMetrics:
         members: GroupMembership,
         counters: Counters,
         popped: Callable[[], Mapping[tuple[str, str, int], PopQueue]],
+        waiting: WaitingMessages,
     ) -> None:
         self._identity = identity
         self._clock = clock
@@ -118,6 +121,7 @@ class BrokerMetrics:
         self._members = members
         self._counters = counters
         self._popped = popped
+        self._waiting = waiting
 
     def snapshot(self, status: Mapping[str, Any]) -> Callable[[], list[Family]]:
         """In the loop. The returned work gives all families, and may run in any thread."""
@@ -146,9 +150,11 @@ class BrokerMetrics:
             "node_id": identity.name,
             "broker_id": str(identity.broker_id),
         }
+        waiting = self._waiting.look(store)
 
         def read() -> list[Family]:
             families.extend((*self._traffic(stored, handed_out), *self._histograms(stored)))
+            families.extend(self._waits(waiting(), queues))
             if store is not None:
                 # A store that fails or closes meanwhile is unknown, not empty.
                 with contextlib.suppress(RmqError):
@@ -307,6 +313,34 @@ class BrokerMetrics:
                 ("ready_messages", "Not popped yet, of simple consumers.", ready),
             )
         ]
+
+    def _waits(
+        self, found: Mapping[str, Mapping[str, int]], queues: Iterable[str]
+    ) -> Iterable[Family]:
+        """Of each topic here that is none of the system's, and of each group's retry topic."""
+        named = [topic for topic in queues if not self._tables.topics.is_system(topic)]
+        for part, words in (
+            (DELAYED, "Messages that wait for a delay before they are in the topic."),
+            (UNCOMMITTED, "Half messages for the topic."),
+        ):
+            if part in found:
+                rows: list[tuple[Labels, float]] = [
+                    ({"topic": topic}, found[part].get(topic, 0))
+                    for topic in named
+                    if not topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
+                ]
+                yield _family(f"rmq_ray_{part}_messages", "gauge", words, rows)
+        if DELAYED in found:
+            retries: list[tuple[Labels, float]] = [
+                (
+                    {"consumer_group": topic.removeprefix(RETRY_PREFIX)},
+                    found[DELAYED].get(topic, 0),
+                )
+                for topic in queues
+                if topic.startswith(RETRY_PREFIX)
+            ]
+            words = "Messages that a group failed on and that wait for their retry."
+            yield _family("rmq_ray_waiting_retries", "gauge", words, retries)
 
     def _of_topic(self, topic: str) -> dict[str, str]:
         return {"topic": topic, "is_system": _boolean(self._tables.topics.is_system(topic))}

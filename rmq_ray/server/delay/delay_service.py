@@ -17,13 +17,14 @@ from dataclasses import dataclass, field
 
 from rmq_ray.codec.record import Record, decode_record
 from rmq_ray.errors import RecordAwaited, RmqError, StoreError
-from rmq_ray.model.message import RETRY_TOPIC, decode_properties
+from rmq_ray.model.message import REAL_TOPIC, RETRY_TOPIC, decode_properties
 from rmq_ray.model.topics import SCHEDULE_TOPIC
 from rmq_ray.protocol.delay import DelayLevels, queue_of_level, release
 from rmq_ray.server.base.counters import Counters
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.send.message_writer import MessageWriter, Origin
 from rmq_ray.server.send.own_writes import OwnWrites
+from rmq_ray.server.tables.waiting_counts import Look, WaitingCounts, together
 from rmq_ray.store.front.message_store import MessageStore
 
 log = logging.getLogger("rmq_ray.server")
@@ -64,12 +65,26 @@ class DelayService:
         self._writer = writer
         self._counters = counters
         self._levels = [_Level(level) for level in range(1, levels.highest + 1)]
+        self._waiting = [
+            WaitingCounts(SCHEDULE_TOPIC, queue_of_level(state.level), own.is_gone, by_origin=True)
+            for state in self._levels
+        ]
 
     def load(self, offsets: dict[int, int]) -> None:
         """Take over saved offsets, and forget what was read ahead: the log may have been cut."""
         for state in self._levels:
             offset = max(0, offsets.get(state.level, 0))
             self._levels[state.level - 1] = _Level(state.level, offset, offset)
+            self._waiting[state.level - 1].reset()
+
+    def counting(self, store: MessageStore) -> Look:
+        """Messages that wait at any level, by the topic that they are for."""
+        return together(
+            [
+                waiting.look(store, state.next_offset, lambda _: range)
+                for state, waiting in zip(self._levels, self._waiting, strict=True)
+            ]
+        )
 
     def tick(self, now_ms: int) -> bool:
         """Deliver what is due at ``now_ms`` (wall clock). True when more is due already: call again
@@ -144,6 +159,7 @@ class DelayService:
             )
             state.next_offset = state.safe_offset = corrected
             state.unsafe.clear()
+            self._waiting[state.level - 1].reset()
         if state.next_offset >= high:
             return None
         try:
@@ -160,19 +176,23 @@ class DelayService:
         state.page_end = found.next_offset
         if not state.page:
             self._moved(state, found.next_offset, 0)
+            self._waiting[state.level - 1].reset()
             return None
         return state.page[0]
 
     def _deliver(self, state: _Level, record: Record, store: MessageStore, now_ms: int) -> bool:
-        target = release(decode_properties(record.properties))
-        end_offset = 0
+        held = decode_properties(record.properties)
+        target, end_offset = release(held), 0
+        counted = True
         if target is None:
             self._counters.delayed_dropped += 1
             log.error(
                 "delayed message at log offset %d names no lawful target and is dropped",
                 record.log_offset,
             )
-        elif (place := self._place(record, target)) is not None:
+        elif (place := self._place(record, target)) is None:
+            counted = False
+        else:
             topic, queue_id, properties = *place, target[2]
             origin = Origin(
                 record.born_ms,
@@ -208,6 +228,11 @@ class DelayService:
                 state.failing = False
         state.page.popleft()
         self._moved(state, state.page[0].queue_offset if state.page else state.page_end, end_offset)
+        waiting = self._waiting[state.level - 1]
+        if state.next_offset != record.queue_offset + 1:
+            waiting.reset()  # records behind it cannot be read any more
+        elif counted:
+            waiting.left(record.queue_offset, held.get(REAL_TOPIC, ""))
         return True
 
     def _place(

@@ -105,7 +105,7 @@ class RecallHandler:
         if not timed.is_cancelled(newest.queue_offset):
             if path.sync:
                 path.acks.admit(0)
-            end = timed.cancel(newest.queue_offset)
+            end = timed.cancel(newest.queue_offset, handle.topic, newest.log_offset)
         fields = {"msgId": handle.unique_key}
         if not path.sync:
             return command.answer(fields=fields)

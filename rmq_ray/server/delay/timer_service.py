@@ -62,6 +62,7 @@ from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.send.message_writer import MessageWriter, Origin
 from rmq_ray.server.send.own_writes import OwnWrites
 from rmq_ray.server.tables.topic_table import TopicTable
+from rmq_ray.server.tables.waiting_counts import Look, WaitingCounts, Waits
 from rmq_ray.store.front.message_store import MessageStore
 
 log = logging.getLogger("rmq_ray.server")
@@ -115,6 +116,7 @@ class TimerService:
         self._found = TimerProgress()
         self._gone = 0  # messages that waited and do not any more
         self._life = 0
+        self._by_topic = WaitingCounts(TIMER_TOPIC, WAITING, own.is_gone)
         self._reset(TimerProgress())
 
     def configure(self, config: BrokerConfig) -> None:
@@ -123,6 +125,7 @@ class TimerService:
 
     def _reset(self, saved: TimerProgress) -> None:
         self._life += 1  # what a scan of the life before finds is not looked at
+        self._by_topic.reset()
         self.window = DueWindow(self._config.timer_window_messages)
         self._progress = self._safe = (saved.due_ms, saved.offset)
         self._first, self._cancel_from = saved.first, saved.cancel_from
@@ -244,6 +247,22 @@ class TimerService:
 
         return find
 
+    def counting(self, store: MessageStore) -> Look:
+        """Messages that wait for their time, by the topic that they are for; not known by who does
+        not deliver them.
+        """
+        if self._saved is None:
+            return lambda: None
+
+        def waiting(begin: int) -> Waits:
+            cancelled = np.fromiter((at for at in self._cancelled if at >= begin), np.int64)
+            order = ScanOrder(begin, 0, 0, NEVER_MS, self._progress, cancelled, 0, 0)
+            return lambda low, high: set(
+                (rows := read_rows(store, low, high - low)[0])[_waits(rows, order), 1].tolist()
+            )
+
+        return self._by_topic.look(store, self._first, waiting)
+
     # --- delivery ---------------------------------------------------------------------------------
 
     def tick(self, now_ms: int) -> bool:
@@ -309,8 +328,10 @@ class TimerService:
 
     def _deliver_one(self, store: MessageStore, due: Due) -> None:
         record = _readable(store, due[2])
-        target = release_timed(decode_properties(record.properties)) if record is not None else None
+        held = {} if record is None else decode_properties(record.properties)
+        target = release_timed(held)
         if record is None or target is None:
+            self._by_topic.left(due[1], None if record is None else held.get(REAL_TOPIC, ""))
             self._counters.timed_dropped += 1
             log.error(
                 "the message with a delivery time at log offset %d %s and is dropped",
@@ -334,9 +355,10 @@ class TimerService:
                 due[2],
                 error,
             )
-            return
-        self._counters.timed_delivered += 1
-        self._failing = False
+        else:
+            self._counters.timed_delivered += 1
+            self._failing = False
+        self._by_topic.left(due[1], target[0])
 
     def _set_back(self, store: MessageStore, now_ms: int) -> bool:
         """The clock was: begin again at its time. False while there is more to note before.
@@ -358,6 +380,7 @@ class TimerService:
         )
         self._life += 1
         self._scanning = False
+        self._by_topic.reset()
         self.window = DueWindow(self._config.timer_window_messages)
         self._old.clear()
         self._read = high
@@ -481,6 +504,7 @@ class TimerService:
             )
             return
         self._counters.timed_rolled += 1
+        self._by_topic.left(offset, topic)
         self._rolled(offset)
 
     def _rolled(self, offset: int) -> None:
@@ -502,9 +526,10 @@ class TimerService:
         """Whether the entry was recalled or rolled, and is remembered."""
         return offset in self._cancelled
 
-    def cancel(self, offset: int) -> int:
-        """The waiting message at ``offset`` is never delivered; returns the log offset behind the
-        entry that says so. Raises the store's errors.
+    def cancel(self, offset: int, topic: str, log_offset: int) -> int:
+        """The message for ``topic`` that waits at ``offset``, its record at ``log_offset``, is
+        never delivered; returns the log offset behind the entry that says so. Raises the store's
+        errors.
         """
         if len(self._cancelled) >= CANCELLED_MAX:
             raise BrokerBusy(
@@ -516,6 +541,7 @@ class TimerService:
         end = self._write_cancel(offset)
         self._cancelled.add(offset)
         self._counters.timed_recalled += 1
+        self._by_topic.left(offset, topic, log_offset)
         self._leaves()
         return end
 

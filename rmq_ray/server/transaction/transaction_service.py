@@ -32,6 +32,7 @@ from rmq_ray.errors import AppendUnknown, RmqError, StoreError, StoreUnreadable
 from rmq_ray.model.message import (
     HALF_FROM,
     PRODUCER_GROUP,
+    REAL_TOPIC,
     UNIQUE_KEY,
     SysFlag,
     decode_properties,
@@ -60,6 +61,7 @@ from rmq_ray.server.send.message_writer import MessageWriter, Origin
 from rmq_ray.server.send.own_writes import OwnWrites
 from rmq_ray.server.tables.offset_table import OffsetTable
 from rmq_ray.server.tables.topic_table import TopicTable
+from rmq_ray.server.tables.waiting_counts import Look, WaitingCounts, Waits
 from rmq_ray.store.front.message_store import AppendResult, MessageStore, StoredMessage
 
 log = logging.getLogger("rmq_ray.server")
@@ -128,6 +130,7 @@ class Transactions:
         self._unable: dict[int, set[Peer]] = {}  # of this round: who cannot say, or was asked next
         self._told: set[tuple[str, Peer | None]] = set()  # of this round: what was logged
         self._saved: tuple[int, int, int] | None = None
+        self._by_topic = WaitingCounts(HALF_TOPIC, 0, own.is_gone)
         self.window = HalfWindow(0, 0)
 
     def configure(self, config: BrokerConfig) -> None:
@@ -149,6 +152,7 @@ class Transactions:
             self._saved_offset(store, topic) for topic in (HALF_TOPIC, OP_HALF_TOPIC)
         )
         self.window = HalfWindow(start, op_start)
+        self._by_topic.reset()
         self._owed.clear()
         self._saved = None
         self._round_ms = -1
@@ -185,6 +189,17 @@ class Transactions:
         """Half messages that have not ended."""
         store = self._keeper.store
         return 0 if store is None else self.window.pending(store.bounds(HALF_TOPIC, 0)[1])
+
+    def counting(self, store: MessageStore) -> Look:
+        """Half messages that have not ended, by the topic that they are for."""
+
+        def waiting(begin: int) -> Waits:
+            ended = self.window.ended_from(begin)
+            return lambda low, high: {
+                at for at in range(low, high) if at - begin >= len(ended) or not ended[at - begin]
+            }
+
+        return self._by_topic.look(store, self.window.start, waiting)
 
     def pending_offsets(self, count: int) -> list[int]:
         """Queue offsets of the first halves that have not ended, ``count`` at most."""
@@ -240,6 +255,7 @@ class Transactions:
         end = store.append_mixed(messages).end_log_offset
         for ending in endings:
             self.window.ended(ending.offset, ending.state)
+            self._by_topic.left(ending.offset, ending.target[0], ending.half.log_offset)
             if ending.state is EndState.COMMITTED:
                 self._counters.finished(ending.target[0], now_ms - ending.half.born_ms)
         committed = len(messages) - len(endings)
@@ -364,6 +380,7 @@ class Transactions:
             )
             self._counters.half_discarded += 1
             self._end(Op(offset, EndState.DISCARDED), owe=False)
+            self._by_topic.left(offset, None)
             return True
         half = decode_record(raw)
         properties = decode_properties(half.properties)
@@ -381,11 +398,14 @@ class Transactions:
         try:
             self._treat(verdict, half, properties, offset)
         except StoreError:
+            self._by_topic.reset()  # it may have ended
             raise
         except (
             RmqError
         ) as error:  # a record of another broker that cannot be copied: the others go on
             log.error("half message %d stays as it is: %s", offset, error)
+        else:
+            self._by_topic.left(offset, properties.get(REAL_TOPIC, ""))
         return True
 
     def _treat(

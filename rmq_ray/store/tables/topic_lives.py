@@ -57,6 +57,10 @@ class TopicLives:
         self._lives: Lives = {}
         self._saved: Lives | None = None
         self._saving = threading.Lock()
+        self.changes = 0
+        """How often a topic was deleted, or the log cut: what was known of lives before may be
+        wrong.
+        """
 
     def load(self) -> None:
         """Read the file, the first time: later, memory is newer. ``StoreCorrupt`` when neither it
@@ -81,12 +85,14 @@ class TopicLives:
 
     def replace(self, lives: Lives) -> None:
         """On a slave: what the master says."""
+        self.changes += 1
         self._lives = dict(lives)
 
     def end(self, topic: str, log_offset: int, ends: Mapping[int, int], log_begin: int) -> None:
         """The topic is deleted: everything of it lies below ``log_offset``, and its queues end
         there. ``log_begin``: where the log begins now.
         """
+        self.changes += 1
         before = self._lives.get(topic, NONE)
         self._lives[topic] = Life(max(before.since, log_offset), {**before.ends, **ends})
         while len(self._lives) > LIVES_MAX:  # ends: one less each round
@@ -99,6 +105,7 @@ class TopicLives:
         """The log ends there since it was cut: what is written from now on is newer than every
         deletion.
         """
+        self.changes += 1
         for topic, life in self._lives.items():
             if life.since > log_offset:
                 self._lives[topic] = Life(log_offset, life.ends)

@@ -5,6 +5,7 @@ inspector, the doctor.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,15 +16,22 @@ import pytest
 from click.testing import CliRunner, Result
 
 import rmq_ray
+from rmq_ray.actors.control.survey import look
 from rmq_ray.actors.discovery import StaticDiscovery
 from rmq_ray.cli import brokers, doctor
 from rmq_ray.cli.base import context, ray_head
 from rmq_ray.cli.main import hoisted, main
 from rmq_ray.clock import local_time
+from rmq_ray.config import GIB
 from rmq_ray.errors import AdminError, ClusterError, ConfigError
+from rmq_ray.files import DiskSpace, FileSystem
 from rmq_ray.model.topics import BrokerData
+from tests.support import command_walk
 from tests.support.stores import small_store
 from tests.support.stores.small_store import flip, log_at
+
+ROOT = Path(__file__).parents[3]
+WITHOUT_RAY = {"completion", "store dump", "store verify", "tls check", "tls init"}
 
 
 def run(*arguments: str, text: str | None = None) -> Result:
@@ -391,18 +399,39 @@ def test_deleting_asks_first_and_no_means_no(monkeypatch: pytest.MonkeyPatch) ->
         assert refused.exit_code == 1 and "Delete" in refused.output
 
 
-def test_the_command_line_imports_ray_only_when_it_joins_a_cluster() -> None:
+@pytest.fixture(scope="module")
+def walked(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Every call of every command; see ``command_walk``."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.command_walk"],
+        cwd=tmp_path_factory.mktemp("walk"),
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=True,
+    )
+    rows: list[dict[str, Any]] = json.loads(done.stdout)
+    return rows
+
+
+def test_no_command_imports_ray_before_it_is_known_which_one_is_meant(
+    walked: list[dict[str, Any]],
+) -> None:
     """Ray takes its token mode from the environment when it is imported, and its import takes
     longer than everything else.
     """
-    code = (
-        "import sys, rmq_ray.cli.main; print([name for name in ('ray', 'pyspark') if name in "
-        "sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=True
-    )
-    assert done.stdout.strip() == "[]"
+    assert [row for row in walked if row["imported"]] == []
+
+
+def test_every_command_was_called_so_that_it_asks_for_its_ray(walked: list[dict[str, Any]]) -> None:
+    outcomes: dict[str, list[str]] = {}
+    for row in walked:
+        outcomes.setdefault(" ".join(row["path"]), []).append(row["outcome"])
+    assert {" ".join(path) for path, _ in command_walk.leaves(main)} == {*outcomes}
+    asked = {path for path, found in outcomes.items() if "reached" in found}
+    assert {*outcomes} - asked == WITHOUT_RAY, outcomes
+    assert [row for row in walked if row["outcome"].startswith("raised")] == []
 
 
 # --- store ----------------------------------------------------------------------------------------
@@ -473,6 +502,18 @@ def test_doctor_looks_at_everything_and_is_content_here(tmp_path: Path) -> None:
     )
     assert found["python"]["state"] == found["packages"]["state"] == "ok"
     assert all(row["remedy"] for row in found.values() if row["state"] != "ok")
+
+
+@pytest.mark.usefixtures("no_ray")
+def test_doctor_and_the_plan_measure_a_disk_as_brokers_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = DiskSpace(0.97, 3 * GIB, 1_000 * GIB)
+    monkeypatch.setattr(FileSystem, "disk_space", lambda _files, _path: space)
+    result = run("--format", "json", "doctor", "--store", str(tmp_path))
+    [row] = [row for row in json.loads(result.stdout) if row["check"] == "disk"]
+    assert row["found"] == f"3.0 GiB free at {tmp_path}, 97% used" and row["state"] == "fail"
+    assert look(str(tmp_path)).free_bytes == look(str(tmp_path / "new")).free_bytes == 3 * GIB
 
 
 def test_doctor_ends_with_exit_code_1_when_something_cannot_work(

@@ -18,12 +18,16 @@ class Fragment:
     """What the commands ask of an admin."""
 
     joined = 0
+    waits: dict[str, dict[str, int]] = {"delayed": {}, "uncommitted": {}}
 
     def topics(self, *, system: bool) -> list[str]:
         return ["orders", "TBW102"] if system else ["orders"]
 
     def groups(self, *, system: bool) -> list[str]:
         return ["billing", "idle"]
+
+    def group_lag(self, group: str) -> list[dict[str, Any]]:
+        return [{"topic": "orders", "broker": "broker-a", "queue": 0, "lag": 0}]
 
     def group_clients(self, group: str) -> list[dict[str, Any]]:
         one = {"client_id": "c1@h", "address": "h:5", "language": "PYTHON"}
@@ -42,6 +46,9 @@ class Fragment:
 
     def group_conflicts(self, group: str) -> list[dict[str, Any]]:
         return []
+
+    def waiting(self) -> dict[str, dict[str, int]]:
+        return self.waits
 
     def running_info(self, group: str, client_id: str) -> dict[str, Any]:
         return {"group": group, "client_id": client_id}
@@ -128,3 +135,22 @@ def test_a_group_is_described_with_the_locks_of_its_queues() -> None:
     ]
     assert [[lock["queue"] for lock in row["locks"]] for row in rows] == [[], [0], [1]]
     assert rows[2]["locks"] == [{"topic": "orders", "queue": 1, "ends_in_ms": 4_000, "left": True}]
+
+
+def test_what_waits_for_a_group_stands_with_it(cluster: Fragment) -> None:
+    delayed = {"%RETRY%billing": 2_000, "orders": 4, "refunds": 9}
+    cluster.waits = {"delayed": delayed, "uncommitted": {"orders": 1}}
+    rows = json.loads(run("--format", "json", "group", "list").stdout)
+    assert rows == [{"group": "billing", "retries": 2_000}, {"group": "idle", "retries": 0}]
+    said = "2000 messages that billing failed on wait for their retry\n"
+    assert run("group", "describe", "billing").stderr == said
+    told = run("group", "lag", "billing").stderr
+    assert told.endswith(f"{said}orders: 4 delayed and 1 uncommitted messages are not in it yet\n")
+    assert "refunds" not in told and "waits" not in run("group", "lag", "idle").stderr
+
+
+def test_what_waits_is_unknown_where_a_broker_does_not_tell(cluster: Fragment) -> None:
+    cluster.waits = {"uncommitted": {}}
+    assert json.loads(run("--format", "json", "group", "list").stdout)[0]["retries"] is None
+    said = "delayed messages: not every broker knows now how many there are\n"
+    assert run("group", "lag", "billing").stderr.endswith(said)

@@ -49,6 +49,9 @@ class Fragment:
             raise self.fails[left]
         return [{"topic": group, "broker": "broker-a", "queue": 0, "lag": left}]
 
+    def waiting(self) -> dict[str, dict[str, int]]:
+        return {"delayed": {}, "uncommitted": {}}
+
     def close(self) -> None:
         self.closed += 1
 

@@ -51,6 +51,32 @@ def test_what_is_unknown_stands_first_then_the_greatest_lag() -> None:
     assert {row.group for row in group_rows(partial)[:2]} == {"fresh", "none"}
 
 
+def test_a_group_whose_messages_wait_for_a_retry_is_not_well() -> None:
+    groups = [["billing", 1, "PUSH", "CLUSTERING", 0], ["calm", 1, "PUSH", "CLUSTERING", 0]]
+    told = {
+        "groups": groups,
+        "lags": [[name, "orders", 0, 0, None] for name in ("calm", "billing")],
+        "delayed": {"%RETRY%billing": 2_000, "%RETRY%fresh": 1, "orders": 5},
+        "uncommitted": {"orders": 3},
+    }
+    billing, fresh, calm = group_rows(Answers({"a": told}))
+    assert (billing.group, billing.retries, billing.state) == ("billing", 2_000, "retries wait")
+    assert (calm.retries, calm.state) == (0, "ok")
+    assert (fresh.group, fresh.state) == ("fresh", "nobody consumes")
+    topics = [["orders", 4, 4, 6, False, 0, False, 3, 300]]
+    (orders,) = topic_rows(Answers({"a": {**told, "topics": topics, "messages": {}}}))
+    assert (orders.delayed, orders.uncommitted) == (5, 3) and not orders.delayed_at_least
+
+
+def test_what_waits_is_unknown_where_a_broker_does_not_tell() -> None:
+    (billing, _) = group_rows(Answers(TWO))
+    assert billing.retries is None and billing.retries_at_least, "brokers of an older version"
+    one = Answers({**TWO, "a": {**TWO["a"], "delayed": {"%RETRY%billing": 7}}})
+    assert group_rows(one)[0].retries == 7 and group_rows(one)[0].retries_at_least
+    none = Answers({"a": {**TWO["a"], "delayed": {}}}, {"b": "hangs"})
+    assert group_rows(none)[0].retries is None, "none was found, not none"
+
+
 def test_system_groups_and_topics_are_shown_when_asked_for() -> None:
     answers = Answers({"a": {"groups": [["TOOLS_CONSUMER", 0, "", "", 0]], "lags": []}})
     assert not group_rows(answers) and len(group_rows(answers, system=True)) == 1

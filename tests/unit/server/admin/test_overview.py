@@ -63,7 +63,8 @@ def test_a_group_has_its_lag_over_all_queues_and_the_age_of_the_oldest(bench: Be
     assert (row["group"], row["topic"], row["lag"]) == ("billing", "orders", 3)
     assert 7_000 <= row["age_ms"] < 8_000
     groups = {row["group"]: row for row in named(GROUP, found["groups"])}
-    assert groups["billing"]["members"] == 0 and set(found) == {"groups", "lags", "dead_letters"}
+    parts = {"groups", "lags", "dead_letters", "delayed", "uncommitted"}
+    assert groups["billing"]["members"] == 0 and set(found) == parts
 
 
 def test_a_running_group_is_told_with_members_and_subscriptions(bench: Bench) -> None:

@@ -268,6 +268,8 @@ def test_who_waits_longer_than_the_log_is_kept_gets_a_new_record_and_comes_once(
     recalled = handle_of(send(bench, b"b", DELAY_SEC=5 * 3_600))
     for _ in range(4 * 12):
         jump(bench, 300_000)
+        waiting = bench.core.waiting.look(bench.core.keeper.store)()
+        assert waiting["delayed"] == {"orders": 2}, "a copy is no second message"
     for body in (b"a", b"b"):  # b is the last message of the queue
         copies = [record for record in records(bench, TIMER_TOPIC, 0) if record.body == body]
         assert len(copies) >= 4 and decode_properties(copies[-1].properties)[
