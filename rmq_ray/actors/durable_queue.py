@@ -18,7 +18,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -74,10 +74,21 @@ class _Parts:
     consumer: SimpleConsumer
     queue: MessageQueue
 
-    def bounds(self) -> tuple[int, int]:
-        """(offset of the first item that the broker still has, offset of the next one to come)."""
-        stats = self.admin.topic_stats(self.queue.topic)[self.queue]
-        return stats.min_offset, stats.max_offset
+    def untaken(self) -> dict[MessageQueue, tuple[int, int]]:
+        """(offset of the first item that nobody took, the end) of each queue that the group knows,
+        those of what comes again among them.
+        """
+        try:
+            rows = self.admin.group_lag(self.queue.topic)
+        except GroupNotFound:
+            rows = []
+        return {
+            MessageQueue(row["topic"], row["broker"], row["queue"]): (
+                row["taken"],
+                row["max_offset"],
+            )
+            for row in rows
+        }
 
 
 class Queue:
@@ -160,13 +171,16 @@ class Queue:
         return self.size()
 
     def size(self) -> int:
-        """Items that nobody got, those included that were taken in advance; a moment late where
-        some were put back.
+        """Items that wait to be got: at the brokers, those that come again among them, and what
+        this handle took in advance. Not what another handle took, in advance or just now: where it
+        dies that is counted again when it comes again, after 30 s.
         """
-        own, again = self._lag()
-        low, high = self._connected().bounds()
-        committed, end = (0, 0) if own is None else (own["committed"], own["max_offset"])
-        return int(max(end, high) - max(low, committed) + again)
+        parts = self._connected()
+        found = parts.untaken()
+        for queue, stats in parts.admin.topic_stats(self.name).items():
+            taken, end = found.get(queue, (0, 0))
+            found[queue] = max(taken, stats.min_offset), max(end, stats.max_offset)
+        return _count(found) + self._held()
 
     qsize = size
 
@@ -219,8 +233,8 @@ class Queue:
         consumer = self._connected().consumer
         end_ms = SYSTEM_CLOCK.monotonic_ms() + wait_s * 1_000
         while True:  # ends: with an item, when the time is over, or the wait is given up
-            with suppress(IndexError):
-                return self._undelivered.popleft()
+            if early := self._next_undelivered(1):
+                return early[0]
             if self.prefetch and (ahead := self._next_ahead(1)):
                 return self._taken(ahead)[0]
             left_s = max(0.0, end_ms - SYSTEM_CLOCK.monotonic_ms()) / 1_000
@@ -255,13 +269,22 @@ class Queue:
             raise ValueError("num_items must not be negative")
         if num_items and not self._has(num_items):
             raise Empty(f"{self!r} has fewer than {num_items} items")
-        consumer, found = self._connected().consumer, self._next_ahead(num_items)
-        while len(found) < num_items:  # ends: each round finds something, or it raises
-            wanted = min(MESSAGES_MAX, num_items - len(found))
+        early = self._next_undelivered(num_items)
+        try:
+            return early + self._take(num_items - len(early))
+        except BaseException:
+            self._undelivered.extendleft(reversed(early))
+            raise
+
+    def _take(self, count: int) -> list[Any]:
+        """So many from what was taken in advance and from the brokers."""
+        consumer, found = self._connected().consumer, self._next_ahead(count)
+        while len(found) < count:  # ends: each round finds something, or it raises
+            wanted = min(MESSAGES_MAX, count - len(found))
             more = consumer.receive(wanted, invisible=TAKEN_S, wait=0)
             if not more:  # another one was quicker
                 give_back_messages(found)
-                raise Empty(f"{self!r} has fewer than {num_items} items")
+                raise Empty(f"{self!r} has fewer items than were asked for")
             found += more
         return self._taken(found) if found else []
 
@@ -344,28 +367,17 @@ class Queue:
             raise
         return values
 
-    def _lag(self) -> tuple[dict[str, Any] | None, int]:
-        """What the broker tells of the group's place in the queue, None where nobody ever got; and
-        how many items come again.
-        """
-        parts = self._connected()
-        if self.prefetch:
-            parts.consumer.flush()
-        try:
-            rows = parts.admin.group_lag(self.name)
-        except GroupNotFound:
-            rows = []
-        where = (parts.queue.topic, parts.queue.broker_name, parts.queue.queue_id)
-        own = [row for row in rows if (row["topic"], row["broker"], row["queue"]) == where]
-        again = sum(row["lag"] for row in rows if row["topic"] != self.name)
-        return own[0] if own else None, int(again)
-
     def _has(self, count: int) -> bool:
-        """Whether so many are there; of one request where the broker knows the group. What
-        retention took still counts for it.
+        """Whether so many wait; of one request where the broker knows the group. What retention
+        took still counts for it.
         """
-        own, again = self._lag()
-        return self.size() >= count if own is None else own["lag"] + again >= count
+        known = _count(self._connected().untaken()) + self._held()
+        return known >= count or self.size() >= count
+
+    def _held(self) -> int:
+        """Items that this handle has and handed to nobody."""
+        self._next_ahead(0)  # forgets what is not its any more
+        return len(self._ahead) + len(self._undelivered)
 
     def _keep_ahead(self, found: list[ReceivedMessage]) -> None:
         if found:
@@ -382,6 +394,13 @@ class Queue:
             if SYSTEM_CLOCK.monotonic_ms() > self._ahead_until_ms:
                 self._ahead.clear()
             return [self._ahead.popleft() for _ in range(min(count, len(self._ahead)))]
+
+    def _next_undelivered(self, count: int) -> list[Any]:
+        found: list[Any] = []
+        with suppress(IndexError):
+            while len(found) < count:  # ends: with the last of them
+                found.append(self._undelivered.popleft())
+        return found
 
     def _value(self, message: ReceivedMessage) -> Any:
         kind = message.tag
@@ -405,6 +424,10 @@ class Queue:
                 raise Full(f"{self!r} has {size} items, {count} more are over {self.maxsize}")
             threading.Event().wait(min(pause_s, left_s))
             pause_s = min(2 * pause_s, PAUSE_S[1])
+
+
+def _count(untaken: Mapping[MessageQueue, tuple[int, int]]) -> int:
+    return sum(max(0, end - taken) for taken, end in untaken.values())
 
 
 def _seconds(block: bool, timeout: float | None) -> float:

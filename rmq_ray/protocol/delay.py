@@ -65,6 +65,11 @@ def max_times(group: GroupConfig, asked: int | None) -> int:
     return group.retry_max_times if asked is None or asked < 0 else asked
 
 
+def is_last_try(group: GroupConfig, reconsume_times: int, asked: int | None) -> bool:
+    """Whether a message that came again so often has no further try when this one fails."""
+    return group.retry_queues <= 0 or reconsume_times >= max_times(group, asked)
+
+
 def decide(group: GroupConfig, reconsume_times: int, delay_level: int, limit: int) -> Redelivery:
     """After a failure of a record whose count is ``reconsume_times``.
 

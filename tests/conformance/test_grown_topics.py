@@ -1,5 +1,5 @@
 """A group that was away while its topic grew: whatever it consumes with, it skips nothing of the
-new queues, and begins nowhere anew.
+new queues, and begins nowhere anew. Nor does a new group skip anything of a young topic.
 
 ``READERS`` has a row for each public name that consumes as a group: how it is run here, or what it
 is made of.
@@ -269,4 +269,23 @@ def test_a_group_that_comes_back_begins_new_queues_with_their_first_message(
         expected += send(cluster, b"while it was away", grown)
         with reader(cluster, tmp_path, seen):
             expected += send(cluster, b"again", grown)
+            expect(seen, expected)
+
+
+@pytest.mark.parametrize(
+    "reader",
+    [row for row in ROWS if row.values != (positions,)],  # it is told to begin at the end here
+)
+def test_a_new_group_begins_a_young_topic_with_its_first_message(
+    tmp_path: Path, reader: Reader
+) -> None:
+    with LiveCluster(tmp_path) as cluster, closing(Admin(cluster)) as admin:
+        admin.create_topic(TOPIC, queues=2)
+        queues = queues_of(cluster)
+        seen: Seen = Counter()
+        expected = send(cluster, b"before the group began", queues)
+        with reader(cluster, tmp_path, seen):
+            expect(seen, expected)
+        expected += send(cluster, b"while it was away", queues)
+        with reader(cluster, tmp_path, seen):
             expect(seen, expected)

@@ -153,6 +153,24 @@ def test_rejected_messages_and_those_out_of_retries_are_dead_letters(cluster: Li
     assert eventually(lambda: commits(cluster, "g-deads", "deads") == 2, 15)
 
 
+def test_what_fails_in_its_last_try_is_dead_at_once_and_what_takes_longer_is_not(
+    cluster: LiveCluster,
+) -> None:
+    send(cluster, "lasts", [b"longer", b"failed"])
+    with SimpleConsumer("lasts", "g-lasts", discovery=cluster, max_reconsume_times=1) as consumer:
+        for message in drain(consumer, 2, invisible=600):
+            message.nack(0.01)
+        failed, longer = sorted(drain(consumer, 2, invisible=600), key=lambda message: message.body)
+        longer.extend(600)
+        failed.nack(600)
+        with SimpleConsumer("%DLQ%g-lasts", "g-buried", discovery=cluster) as undertaker:
+            (dead,) = drain(undertaker, 1)
+            assert (dead.body, dead.reconsume_times) == (b"failed", 2)
+            assert undertaker.receive(1, wait=0) == []
+        longer.ack()
+    assert eventually(lambda: commits(cluster, "g-lasts", "%RETRY%g-lasts") == 2, 15)
+
+
 @pytest.mark.parametrize(
     ("expression", "wanted"),
     [("paid", [b"1"]), ("paid || open", [b"1", b"2"]), (sql("amount > 1"), [b"2", b"3"])],

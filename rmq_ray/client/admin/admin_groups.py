@@ -103,7 +103,12 @@ class AdminGroups(AdminLink):
 
     def group_lag(self, group: str) -> list[dict[str, Any]]:
         """A row for each queue that the group consumes: topic, broker, queue, max_offset,
-        committed, lag, committed_age_ms, last_consumed_ms. ``GroupNotFound`` where none does.
+        committed, lag, taken, committed_age_ms, last_consumed_ms. ``GroupNotFound`` where none
+        does.
+
+        ``lag``: messages from the first that is not done on, those that are out at simple consumers
+        or done behind it included. ``taken``: simple consumers took everything below this offset;
+        from there on messages wait. As ``committed`` where nothing is out.
 
         ``committed_age_ms``: how long ago a consumer last committed the queue, moved or not: what
         it has finished since is still counted as lag. None where nobody has since the broker began.
@@ -117,6 +122,7 @@ class AdminGroups(AdminLink):
                 "max_offset": p.broker_offset,
                 "committed": p.consumer_offset,
                 "lag": max(0, p.broker_offset - p.consumer_offset),
+                "taken": max(p.consumer_offset, p.pull_offset or 0),
                 "committed_age_ms": p.committed_age_ms,
                 "last_consumed_ms": p.last_ms,
             }

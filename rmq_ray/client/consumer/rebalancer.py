@@ -54,6 +54,7 @@ from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import (
     ConsumerGroupHeader,
+    GroupKnown,
     OffsetAnswer,
     QueryOffsetHeader,
     QueueHeader,
@@ -347,9 +348,9 @@ class Rebalancer:
     # --- asking brokers ---------------------------------------------------------------------------
 
     def first_offset(self, queue: MessageQueue) -> int | None:
-        """Where to begin: the group's stored offset; in a queue that came to a topic which the
-        group consumes, its first message; else what the start rule says. None when no broker told
-        (computePullFromWhere).
+        """Where to begin: the group's stored offset; in a queue that is young, or that came to a
+        topic which the group consumes, its first message; else what the start rule says. None when
+        no broker told (computePullFromWhere).
         """
         offsets = self._parts.offsets
         stored = offsets.read(queue, ReadOffset.STORE)
@@ -360,13 +361,29 @@ class Rebalancer:
         rule = first_offset_rule(self._start_from, queue.topic)
         if rule is StartRule.MINIMUM:
             return self._ask_bound(queue, RequestCode.GET_MIN_OFFSET)
-        known_ms = offsets.known_ms(queue)
-        first = NO_STORED_OFFSET if known_ms is None else self._first_of_known(queue, known_ms)
-        if first == NO_STORED_OFFSET:
+        # a broker that keeps the offsets has just said that the queue is not young
+        first = stored if offsets.at_brokers else self._first_if_young(queue)
+        if first == NO_STORED_OFFSET and (known_ms := offsets.known_ms(queue)) is not None:
+            first = self._first_of_known(queue, known_ms)
+        if by_rule := first == NO_STORED_OFFSET:
             first = self._begin_by(rule, queue)
-            if first is not None:
-                offsets.begin(queue, first)
+        if first is not None and (by_rule or not offsets.at_brokers):
+            offsets.begin(queue, first)
         return first
+
+    def _first_if_young(self, queue: MessageQueue) -> int | None:
+        """The first message of a young queue, for who keeps his offsets himself; no position is
+        stored. ``NO_STORED_OFFSET``: it is not young, or the group has positions at the broker,
+        which are other members' or of another time. None when no broker told.
+        """
+        header = QueryOffsetHeader(self._parts.group, queue.topic, queue.queue_id, with_epoch=True)
+        answer = self._answer(
+            queue, Command(RequestCode.QUERY_CONSUMER_OFFSET, fields=header.to_fields())
+        )
+        if answer is None:
+            return None
+        known_ms = GroupKnown.from_fields(answer.fields).known_ms
+        return self._told(queue, answer) if known_ms is None else NO_STORED_OFFSET
 
     def _first_of_known(self, queue: MessageQueue, known_ms: int) -> int | None:
         """Where a group begins that has been in the topic for so long; ``NO_STORED_OFFSET``: the
@@ -406,10 +423,14 @@ class Rebalancer:
         return self._parts.clock.now_ms() - SEARCH_BACK_MS if configured is None else configured
 
     def _ask_offset(self, queue: MessageQueue, command: Command) -> int | None:
+        answer = self._answer(queue, command)
+        return None if answer is None else self._told(queue, answer)
+
+    def _answer(self, queue: MessageQueue, command: Command) -> Command | None:
         found = self._parts.client.routes.subscribe_address(queue.broker_name)
-        if found is None:
-            return None
-        answer = self._parts.client.invoke(found[1], command)
+        return None if found is None else self._parts.client.invoke(found[1], command)
+
+    def _told(self, queue: MessageQueue, answer: Command) -> int | None:
         if answer.code == ResponseCode.QUERY_NOT_FOUND:
             return NO_STORED_OFFSET
         if answer.code != ResponseCode.SUCCESS:

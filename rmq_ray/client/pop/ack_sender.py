@@ -34,6 +34,7 @@ from rmq_ray.errors import (
 from rmq_ray.protocol.pop import bits, mask_bytes, mask_of
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import BINARY, Command
+from rmq_ray.remoting.wire.headers import FailedTry
 from rmq_ray.remoting.wire.pops import (
     SETTLEMENTS_MAX,
     Settle,
@@ -172,11 +173,16 @@ class AckSender:
             )
             for task in tasks
         ]
-        body = pack_settle(self._group, rows)
+        command = Command(
+            RequestCode.SETTLE_POPPED,
+            fields=FailedTry(tasks[0].failed).to_fields(),
+            body=pack_settle(self._group, rows),
+            serialize=BINARY,
+        )
         stale = [
             mask_of(mask)
             for mask in self._until_answered(
-                broker_name, rows[0].topic, body, len(rows), deadline_ms
+                broker_name, rows[0].topic, command, len(rows), deadline_ms
             )
         ]
         total = sum(mask.bit_count() for mask in stale)
@@ -194,13 +200,13 @@ class AckSender:
         return total
 
     def _until_answered(
-        self, broker_name: str, topic: str, body: bytes, count: int, deadline_ms: float
+        self, broker_name: str, topic: str, command: Command, count: int, deadline_ms: float
     ) -> list[bytes]:
         wait_ms, last = FIRST_WAIT_MS, None
         while True:  # ends: at the deadline
             left_ms = deadline_ms - self._clock.monotonic_ms()
             try:
-                return self._ask(broker_name, body, count, min(REQUEST_MS, left_ms))
+                return self._ask(broker_name, command, count, min(REQUEST_MS, left_ms))
             except RemotingError as error:
                 if isinstance(error, MalformedFrame):
                     raise
@@ -211,14 +217,14 @@ class AckSender:
                 raise last
             wait_ms = min(2 * wait_ms, WAIT_MS_MAX)
 
-    def _ask(self, broker_name: str, body: bytes, count: int, timeout_ms: float) -> list[bytes]:
+    def _ask(
+        self, broker_name: str, command: Command, count: int, timeout_ms: float
+    ) -> list[bytes]:
         """The stale masks. ``RemotingError``: ask again; ``ConsumeError``: refused."""
         address = self._client.broker_address(broker_name)
         if address is None:
             raise ConnectFailed(f"no address of broker {broker_name} is known; nothing was sent")
-        answer = self._client.invoke(
-            address, Command(RequestCode.SETTLE_POPPED, body=body, serialize=BINARY), timeout_ms
-        )
+        answer = self._client.invoke(address, command, timeout_ms)
         if answer.code == ResponseCode.SUCCESS:
             return unpack_stale(answer.body, count)
         if answer.code in TRY_AGAIN:

@@ -61,12 +61,15 @@ class ClientLease:
 
 @dataclass(frozen=True, slots=True)
 class SettleTask:
-    """What is to become of some messages of a lease."""
+    """What is to become of some messages of a lease. ``failed``: that is a failed try, before which
+    they had come again so often; None: it is none.
+    """
 
     lease: ClientLease
     action: Settle
     mask: int
     delay_ms: int = 0
+    failed: int | None = None
 
 
 class ReceivedMessage(MessageExt):
@@ -104,9 +107,9 @@ class ReceivedMessage(MessageExt):
 
     def nack(self, delay: float = 0.0) -> None:
         """Give it back: it comes again after ``delay`` seconds, with one more in
-        ``reconsume_times``; after the last retry it is a dead letter.
+        ``reconsume_times``. After the last retry it is a dead letter, at once.
         """
-        self._give_back(Settle.CHANGE, delay_ms("delay", delay, 0))
+        self._give_back(Settle.CHANGE, delay_ms("delay", delay, 0), self.reconsume_times)
 
     def reject(self) -> None:
         """Nobody shall get it again: it goes to the group's dead letters now."""
@@ -120,13 +123,13 @@ class ReceivedMessage(MessageExt):
         span_ms = delay_ms("invisible", invisible, INVISIBLE_MS_MIN)
         self._lease.settler.settle((SettleTask(self._lease, Settle.CHANGE, 1 << self._i, span_ms),))
 
-    def _give_back(self, action: Settle, after_ms: int) -> None:
+    def _give_back(self, action: Settle, after_ms: int, failed: int | None = None) -> None:
         bit = 1 << self._i
         if self._lease.done & bit:
             raise ClientError(
                 "the message was acknowledged before; it cannot be given back", self.message_id
             )
-        self._lease.settler.settle((SettleTask(self._lease, action, bit, after_ms),))
+        self._lease.settler.settle((SettleTask(self._lease, action, bit, after_ms, failed),))
         self._lease.returned |= bit
 
     def _check_kept(self) -> None:

@@ -187,13 +187,15 @@ def decode_topic_stats(body: Buffer) -> dict[MessageQueue, QueueStats]:
 class Progress:
     """A group on a queue (208): the queue's maximum, the committed offset, store time of the last
     consumed message in ms, and how long ago it was committed (None: not since the broker began, or
-    RocketMQ's broker, which does not tell).
+    RocketMQ's broker, which does not tell). ``pull_offset`` (RocketMQ 5's): of a group that pops,
+    everything below was taken; None: nothing beyond what is committed, or it is not told.
     """
 
     broker_offset: int
     consumer_offset: int
     last_ms: int
     committed_age_ms: int | None = None
+    pull_offset: int | None = None
 
 
 def encode_consume_stats(
@@ -230,6 +232,7 @@ def _consume_stats(progress: Mapping[MessageQueue, Progress], consume_tps: float
             "consumerOffset": p.consumer_offset,
             "lastTimestamp": p.last_ms,
             **({} if p.committed_age_ms is None else {"committedAgeMs": p.committed_age_ms}),
+            **({} if p.pull_offset is None else {"pullOffset": p.pull_offset}),
         }
         for queue, p in progress.items()
     }
@@ -245,6 +248,7 @@ def decode_consume_stats(body: Buffer) -> dict[MessageQueue, Progress]:
             int(v["consumerOffset"]),
             int(v.get("lastTimestamp") or 0),
             None if v.get("committedAgeMs") is None else int(v["committedAgeMs"]),
+            None if v.get("pullOffset") is None else int(v["pullOffset"]),
         )
         for key, v in _queue_table(body).items()
     }

@@ -250,6 +250,15 @@ class GroupKnown(Header):
     known_ms: int | None = None
 
 
+@header(reconsume_times="rmqReconsumeTimes")
+class FailedTry(Header):
+    """What a SETTLE_POPPED gives back are failed tries (ours): of messages that had come again so
+    often before. None: it says nothing of failures.
+    """
+
+    reconsume_times: int | None = None
+
+
 @header(
     lock_epoch="rmqLockEpoch",
     client_id="rmqClient",

@@ -15,9 +15,11 @@ them.
                    answer   msgpack [mask of stale receipts, ...], one for each
 
 A mask is bytes, little-endian: bit ``i`` is the lease's record ``i``. Actions: 0 acknowledge, 1
-come again in ``delay ms``, 2 to the dead letters. Decides the layout and its limits. Called by
-simple consumers and the broker's handlers. Invariants: pure; records are not copied; ``unpack_*``
-raises ``MalformedFrame`` and nothing else.
+come again in ``delay ms``, 2 to the dead letters. Where a field says that what comes again failed
+(``FailedTry``), what has no try left goes to the dead letters at once instead.
+
+Decides the layout and its limits. Called by simple consumers and the broker's handlers. Invariants:
+pure; records are not copied; ``unpack_*`` raises ``MalformedFrame`` and nothing else.
 """
 
 from __future__ import annotations

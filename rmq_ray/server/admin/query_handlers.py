@@ -7,12 +7,15 @@ the loop, and their answer comes later.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from rmq_ray.clock import Clock
 from rmq_ray.codec.record import decode_record
 from rmq_ray.model.groups import TAG
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.access.decision import Action
+from rmq_ray.protocol.pop import Key, PopQueue
 from rmq_ray.remoting.wire import bodies_admin
 from rmq_ray.remoting.wire.bodies_admin import ClientConnection, Progress, QueueStats
 from rmq_ray.remoting.wire.codes import ResponseCode
@@ -42,7 +45,7 @@ QUEUE_ENTRIES_MAX = 1_000
 
 
 class QueryHandlers:
-    """See the module."""
+    """See the module. ``popped()``: the queues that are popped."""
 
     def __init__(  # noqa: PLR0913 - what queries read
         self,
@@ -54,8 +57,10 @@ class QueryHandlers:
         answer_from: AnswerFrom,
         clock: Clock,
         statistics: Statistics,
+        popped: Callable[[], Mapping[Key, PopQueue]],
         check_topic: CheckTopic = everybody_may,
     ) -> None:
+        self._popped = popped
         self._check_topic = check_topic
         self._clock = clock
         self._statistics = statistics
@@ -174,6 +179,15 @@ class QueryHandlers:
         offset = self._offsets.query(topic, group, queue_id)
         return store.lives.begin(topic, queue_id) if offset is None else offset
 
+    def _taken(self, key: Key) -> int | None:
+        """Below which offset simple consumers have taken everything; None where nothing is out, or
+        somebody moved the group since.
+        """
+        queue = self._popped().get(key)
+        if queue is None or self._offsets.query(key[1], key[0], key[2]) != queue.committed:
+            return None
+        return queue.next_offset
+
     def consume_stats(self, command: Command, peer: Peer) -> None:
         """208: how far a group is, per queue; without a topic all that it consumes."""
         header = ConsumeStatsHeader.from_fields(command.fields)
@@ -183,21 +197,23 @@ class QueryHandlers:
         for topic in topics:
             config = self._topics.get(topic)
             for queue_id in range(config.read_queues if config else 0):
+                key = header.consumer_group, topic, queue_id
                 plan.append(
                     (
                         topic,
                         queue_id,
                         self._reached(store, topic, header.consumer_group, queue_id),
                         self._offsets.committed_age_ms(topic, header.consumer_group, queue_id),
+                        self._taken(key),
                     )
                 )
 
         def read() -> dict[MessageQueue, Progress]:
             found = {}
-            for topic, queue_id, offset, age_ms in plan:
+            for topic, queue_id, offset, age_ms, taken in plan:
                 last_ms = store_ms_at(store, topic, queue_id, offset - 1) if offset > 0 else 0
                 found[MessageQueue(topic, broker, queue_id)] = Progress(
-                    store.bounds(topic, queue_id)[1], offset, max(0, last_ms), age_ms
+                    store.bounds(topic, queue_id)[1], offset, max(0, last_ms), age_ms, taken
                 )
             return found
 

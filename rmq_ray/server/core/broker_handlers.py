@@ -17,7 +17,7 @@ from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.server.admin.access_handlers import AccessHandlers
 from rmq_ray.server.admin.admin_handlers import AdminHandlers
 from rmq_ray.server.admin.browse import BrowseHandlers
-from rmq_ray.server.admin.overview import OverviewHandlers
+from rmq_ray.server.admin.overview import OverviewHandlers, Popped
 from rmq_ray.server.admin.query_handlers import QueryHandlers
 from rmq_ray.server.admin.settings_handlers import SettingsHandlers
 from rmq_ray.server.admin.statistics_handlers import StatisticsHandlers
@@ -165,7 +165,7 @@ def make_handlers(parts: HandlerParts, make_hold: MakeHold) -> Handlers:
         pops.handlers,
         groups,
         locks,
-        *_administering(parts),
+        *_administering(parts, lambda: pops.ledger.table.queues),
         _statistics(parts, path),
         *_observing(parts, pops),
         parts.drain,
@@ -251,7 +251,7 @@ def _sending(parts: HandlerParts, path: SendPath) -> tuple[object, ...]:
     return records, sends, ends, halves, recalls, bundles, replies, back
 
 
-def _administering(parts: HandlerParts) -> tuple[object, ...]:
+def _administering(parts: HandlerParts, popped: Popped) -> tuple[object, ...]:
     tables, dispatch = parts.tables, parts.dispatch
     offsets = OffsetHandlers(parts.keeper, tables, parts.members, dispatch.answer_from, parts.clock)
     topics = TopicHandlers(
@@ -276,6 +276,7 @@ def _administering(parts: HandlerParts) -> tuple[object, ...]:
         dispatch.answer_from,
         parts.clock,
         parts.statistics,
+        popped,
         dispatch.check_topic,
     )
     admin = AdminHandlers(

@@ -32,11 +32,12 @@ from rmq_ray.model.groups import ConsumeType
 from rmq_ray.model.pulling import GetMessageStatus
 from rmq_ray.model.topics import Permission, retry_topic
 from rmq_ray.ports import Peer
+from rmq_ray.protocol.delay import is_last_try
 from rmq_ray.protocol.pop import Key, PopQueue, mask_bytes, mask_of
 from rmq_ray.protocol.rate_limit import RateLimiter
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
-from rmq_ray.remoting.wire.headers import GroupKnown
+from rmq_ray.remoting.wire.headers import FailedTry, GroupKnown
 from rmq_ray.remoting.wire.pops import (
     INVISIBLE_MS_MAX,
     INVISIBLE_MS_MIN,
@@ -178,9 +179,10 @@ class PopHandlers:
 
     def settle(self, command: Command, peer: Peer) -> Command:
         """20031: what is to become of popped messages. No membership needed: whoever has a receipt
-        may use it.
+        may use it. What failed in its last try does not wait for its delay: it is dead now.
         """
         group, settlements = unpack_settle(command.body)
+        failed = FailedTry.from_fields(command.fields).reconsume_times
         ledger, stale = self._ledger, []
         self._store()
         for one in settlements:
@@ -188,14 +190,25 @@ class PopHandlers:
             if one.action == Settle.ACK:
                 refused = ledger.ack(key, one.lease_id, mask)
             else:
-                delay_ms = 0 if one.action == Settle.REJECT else max(0, one.delay_ms)
-                refused = ledger.change(
-                    key, one.lease_id, mask, delay_ms, one.action == Settle.REJECT
+                dead = one.action == Settle.REJECT or (
+                    failed is not None and self._was_last(key, one.lease_id, failed)
                 )
+                delay_ms = 0 if dead else max(0, one.delay_ms)
+                refused = ledger.change(key, one.lease_id, mask, delay_ms, dead)
                 if delay_ms == 0:
                     self._move()
             stale.append(mask_bytes(refused))
         return command.answer(body=pack_stale(stale))
+
+    def _was_last(self, key: Key, lease_id: int, failed: int) -> bool:
+        """Whether messages of this lease that came again so often are dead when they fail."""
+        group, queue = self._tables.groups.find(key[0]), self._ledger.find(key)
+        lease = None if queue is None else queue.lease(lease_id)
+        return (
+            group is not None
+            and lease is not None
+            and is_last_try(group, failed, lease.retries_max)
+        )
 
     def closed(self, peer: Peer) -> None:
         """The connection is gone: what it waits for is dropped. What it has taken comes again at

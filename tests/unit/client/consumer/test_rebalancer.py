@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rmq_ray.client.consumer.local_offset_store import LocalFileOffsetStore
+from rmq_ray.client.consumer.rebalancer import Rebalancer
 from rmq_ray.errors import ConnectFailed, RemotingError, RequestTimeout
-from rmq_ray.model.groups import ConsumeFromWhere
+from rmq_ray.files import FileSystem
+from rmq_ray.model.groups import ConsumeFromWhere, MessageModel
 from rmq_ray.model.ids import Address, MessageQueue
+from rmq_ray.protocol.allocation.strategies import Averagely
+from rmq_ray.protocol.rebalance import Membership
 from rmq_ray.remoting.wire.bodies import encode_consumer_ids
 from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.wire.frame import Command
@@ -307,6 +314,38 @@ def test_without_a_stored_offset_the_broker_is_asked_for_end_minimum_or_time() -
         rig.client.answer(code, lambda command, _address: command.answer(fields={"offset": "55"}))
         assert rig.rebalancer.first_offset(queue) == 55
         assert rig.client.requests(code)[0].fields == {"topic": "orders", "queueId": "0"} | extra
+
+
+@pytest.mark.parametrize(
+    ("code", "fields", "begins"),
+    [
+        (0, {"offset": "3"}, 3),
+        (22, {}, 55),
+        (0, {"offset": "7", "rmqKnownMs": "9"}, 55),
+        (22, {"rmqKnownMs": "9"}, 55),
+        (1, {}, None),
+    ],
+    ids=["young", "old", "position at the broker", "position in another queue", "refused"],
+)
+@pytest.mark.parametrize("rule", [LAST, TIMESTAMP])
+def test_who_keeps_his_offsets_himself_asks_whether_a_queue_is_young(
+    tmp_path: Path,
+    rule: ConsumeFromWhere,
+    code: int,
+    fields: dict[str, str],
+    begins: int | None,
+) -> None:
+    rig, (queue,) = rig_of(1, start_from=rule)
+    offsets = LocalFileOffsetStore(str(tmp_path), FileSystem(), rig.clock)
+    member = Membership("g", "me", MessageModel.BROADCASTING, Averagely())
+    parts = replace(rig.parts, offsets=offsets)
+    rebalancer = Rebalancer(parts, member, rule, rig.puller.pull, lambda: 0)
+    rig.client.answer(QUERY, lambda command, _address: command.answer(code, fields))
+    for bound in (RequestCode.GET_MAX_OFFSET, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP):
+        rig.client.answer(bound, lambda command, _address: command.answer(fields={"offset": "55"}))
+    assert rebalancer.first_offset(queue) == begins
+    assert offsets.clone() == ({} if begins is None else {queue: begins})
+    assert rig.client.requests(UPDATE) == []
 
 
 @pytest.mark.parametrize(("low", "told"), [("40", True), (None, False), ("100", False)])

@@ -33,11 +33,13 @@ class Told:
     def __init__(self, stale: bool = False) -> None:
         self.now: list[tuple[int, Settle, int, int]] = []
         self.soon: list[tuple[int, Settle, int, int]] = []
+        self.failed: list[int | None] = []
         self.stale = stale
 
     def settle(self, tasks: Sequence[SettleTask]) -> None:
         if self.stale:
             raise ReceiptStale("too late", 1)
+        self.failed += [task.failed for task in tasks]
         self.now += [(task.lease.id, task.action, task.mask, task.delay_ms) for task in tasks]
 
     def settle_later(self, tasks: Sequence[SettleTask]) -> None:
@@ -100,6 +102,17 @@ def test_what_is_given_back_can_no_longer_be_acknowledged_and_the_other_way_roun
     for again in (back.ack, bad.ack, done.nack, done.reject, lambda: done.extend(5)):
         with pytest.raises(ClientError):
             again()
+
+
+def test_only_who_gives_a_message_back_by_himself_says_that_a_try_failed() -> None:
+    told = Told()
+    back, longer, bad = received(told)
+    back.nack(2)
+    longer.extend(10)
+    extend_messages([longer], 20)
+    bad.reject()
+    longer.ack()
+    assert told.failed == [0, None, None, None, None]
 
 
 def test_time_is_extended_as_often_as_wished() -> None:

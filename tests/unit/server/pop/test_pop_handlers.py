@@ -21,13 +21,14 @@ from rmq_ray.model.groups import (
     MessageModel,
 )
 from rmq_ray.model.ids import MessageQueue
+from rmq_ray.model.topics import GroupConfig
 from rmq_ray.protocol.filters.filter_tag import tag_subscription
 from rmq_ray.remoting.wire import bodies
-from rmq_ray.remoting.wire.bodies_admin import encode_offsets
+from rmq_ray.remoting.wire.bodies_admin import decode_consume_stats, encode_offsets
 from rmq_ray.remoting.wire.codes import RequestCode as Code
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
-from rmq_ray.remoting.wire.headers import ResetOffsetHeader
+from rmq_ray.remoting.wire.headers import FailedTry, ResetOffsetHeader
 from rmq_ray.remoting.wire.pops import (
     WITHDRAWN,
     LeasedRecords,
@@ -100,7 +101,12 @@ class Worker(FakePeer):
         return unpack_popped(answer.body) if answer.code == 0 else []
 
     def settle(
-        self, leased: LeasedRecords, mask: int, action: Settle = Settle.ACK, delay_ms: int = 0
+        self,
+        leased: LeasedRecords,
+        mask: int,
+        action: Settle = Settle.ACK,
+        delay_ms: int = 0,
+        failed: int | None = None,
     ) -> int:
         head = leased.head
         row = Settlement(
@@ -111,7 +117,8 @@ class Worker(FakePeer):
             mask.to_bytes(8, "little"),
             delay_ms,
         )
-        answer = self.bench.ask(Code.SETTLE_POPPED, None, pack_settle(GROUP, [row]), self)
+        fields = FailedTry(failed).to_fields()
+        answer = self.bench.ask(Code.SETTLE_POPPED, fields, pack_settle(GROUP, [row]), self)
         assert answer.code == 0, answer.remark
         return int.from_bytes(unpack_stale(answer.body, 1)[0], "little")
 
@@ -236,6 +243,25 @@ def test_what_is_not_settled_in_time_comes_again_with_one_more_try_and_its_old_r
     assert commits(bench) == {TOPIC: {0: 1}, RETRY: {0: 1}}
 
 
+def test_progress_tells_what_was_taken_beyond_the_first_message_that_is_not_done(
+    bench: Bench, worker: Worker
+) -> None:
+    bench.send(TOPIC, 0, [b"out", b"done", b"out", b"waits"])
+    (leased,) = worker.pop(3)
+    worker.settle(leased, 0b010)
+
+    def told() -> tuple[int, int, int | None]:
+        body = bench.ask(Code.GET_CONSUME_STATS, {"consumerGroup": GROUP, "topic": TOPIC}).body
+        found = decode_consume_stats(body)[MessageQueue(TOPIC, "broker-a", 0)]
+        return found.broker_offset, found.consumer_offset, found.pull_offset
+
+    assert told() == (4, 0, 3)
+    worker.settle(leased, 0b101)
+    assert told() == (4, 3, 3)
+    bench.core.tables.offsets.commit(TOPIC, GROUP, 0, 1, "an administrator", administrator=True)
+    assert told() == (4, 1, None), "the group was moved"
+
+
 def test_extended_time_counts_from_the_request(bench: Bench, worker: Worker) -> None:
     bench.send(TOPIC, 0, [b"a"])
     (leased,) = worker.pop(invisible_ms=1_000)
@@ -285,6 +311,33 @@ def test_after_its_last_retry_a_message_is_a_dead_letter(
     assert deliveries == 1 + limit
     store = bench.core.keeper.store
     assert store is not None and store.bounds(DEAD, 0) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("failed", "limit", "dead_now"),
+    [(2, 2, True), (3, 2, True), (1, 2, False), (0, 0, True), (16, -1, True), (None, 0, False)],
+)
+def test_what_fails_in_its_last_try_is_dead_before_its_delay_is_over(
+    bench: Bench, worker: Worker, failed: int | None, limit: int, dead_now: bool
+) -> None:
+    """None: its worker wants more time, or is older than the field; that decides nothing."""
+    bench.send(TOPIC, 0, [b"a"])
+    (leased,) = worker.pop(retries_max=limit)
+    assert worker.settle(leased, 1, Settle.CHANGE, 60_000, failed) == 0
+    pass_ms(bench, 300)
+    store = bench.core.keeper.store
+    assert store is not None and store.bounds(DEAD, 0) == (0, int(dead_now))
+    assert commits(bench)[TOPIC] == {0: int(dead_now)}
+    assert worker.settle(leased, 1) == int(dead_now), "who has more time may still acknowledge"
+
+
+def test_a_group_without_a_retry_topic_waits_for_no_delay(bench: Bench, worker: Worker) -> None:
+    bench.core.tables.groups.put(GroupConfig(GROUP, retry_queues=0))
+    bench.send(TOPIC, 0, [b"a"])
+    (leased,) = worker.pop()
+    worker.settle(leased, 1, Settle.CHANGE, 60_000, 0)
+    pass_ms(bench, 300)
+    assert bench.core.pops.status()["dead"] == 1
 
 
 def test_only_messages_with_the_groups_tags_are_handed_out_and_the_others_count_as_done(
