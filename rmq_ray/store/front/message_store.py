@@ -117,7 +117,7 @@ class MessageStore:
         lives: TopicLives | None = None,
     ) -> None:
         files = files or FileSystem()
-        self.lives = lives or TopicLives(config.path, files)
+        self.lives = TopicLives(config.path, files) if lives is None else lives
         """Which records belong to the topics that are there now."""
         boot = files.boot_id() if boot_id is None else boot_id
         self._around = Surroundings(

@@ -119,6 +119,20 @@ def test_a_deleted_topic_says_what_went_with_it(bench: Bench) -> None:
     assert answer.fields == {"messages": "4", "groups": "billing,shipping"}
 
 
+def test_a_broker_that_starts_again_knows_which_topics_were_deleted(
+    bench: Bench, tmp_path: Path
+) -> None:
+    bench.send(bodies_=[b"old"] * 3)
+    assert bench.ask(Code.DELETE_TOPIC_IN_BROKER, {"topic": "orders"}).code == 0
+    bench.close()
+    again = Bench(tmp_path, clock=bench.clock).open(create=False)
+    store = again.core.keeper.store
+    assert store is not None
+    assert store.bounds("orders", 0) == (3, 3), "it goes on where the old one ended"
+    again.close()
+    bench.open(create=False)
+
+
 def test_a_slave_that_asks_for_the_topics_is_told_which_were_deleted(bench: Bench) -> None:
     bench.send(bodies_=[b"x"] * 3)
     assert bench.ask(Code.DELETE_TOPIC_IN_BROKER, {"topic": "orders"}).code == 0
