@@ -223,7 +223,8 @@ class Puller:
         parts, queue = self._parts, work.queue
         commit = parts.offsets.read(queue, ReadOffset.MEMORY)
         flags = PullSysFlag.SUSPEND
-        if commit > 0 and broker_id == MASTER_ID and parts.offsets.at_brokers:
+        # 0, too: who begins there is in the topic, though it may die before its first commit
+        if commit >= 0 and broker_id == MASTER_ID and parts.offsets.at_brokers:
             flags |= PullSysFlag.COMMIT_OFFSET
         if self._inline:
             flags |= PullSysFlag.SUBSCRIPTION | PullSysFlag.LITE_PULL

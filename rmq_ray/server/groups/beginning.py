@@ -32,14 +32,14 @@ def first_offset(
     elsewhere_ms: int | None = None,
 ) -> int | None:
     """See the module. ``elsewhere_ms``: for how long the group has had a position in the topic at
-    another broker; who knows that has been told already that the queue is not young.
+    another broker.
     """
     low, high = store.bounds(topic, queue_id)
     here_ms = offsets.known_ms(topic, group)
     known = [age_ms for age_ms in (here_ms, elsewhere_ms) if age_ms is not None]
     if known and (low >= high or _is_younger(store, topic, queue_id, clock.now_ms() - max(known))):
         return low
-    return low if elsewhere_ms is None and store.is_young(topic, queue_id) else None
+    return low if store.is_young(topic, queue_id) else None
 
 
 def _is_younger(store: MessageStore, topic: str, queue_id: int, since_ms: int) -> bool:

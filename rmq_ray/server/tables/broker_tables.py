@@ -1,8 +1,9 @@
 """A broker's tables and their files: topics, groups, consumed offsets, delay offsets (store-format
 12).
 
-Decides: which file is written when: topics and groups at every change, offsets and delay offsets
-when asked, all at the stop. Does not decide what is in the tables.
+Decides: which file is written when: topics and groups at every change, offsets when a group begins
+in a queue, these and delay offsets when asked, all at the stop. Does not decide what is in the
+tables.
 
 Invariant: nothing is written before the files were loaded, so a broker that could not read them
 never replaces them by empty ones.
@@ -83,7 +84,8 @@ class BrokerTables:
         self.groups = GroupTable(
             clock, config.auto_create_groups, check_group, self._groups_changed
         )
-        self.offsets = OffsetTable(clock)
+        # a later position that is lost costs a repeat; the first one, what lies before a new one
+        self.offsets = OffsetTable(clock, self.save_offsets)
         self.filters = FilterTable()
         self._clock = clock
         self._delays: dict[int, int] = {}

@@ -45,10 +45,13 @@ class Commit(Enum):
 
 
 class OffsetTable:
-    """Offsets of one broker, memory first; ``dirty`` says that the file is behind."""
+    """Offsets of one broker, memory first; ``dirty`` says that the file is behind. ``begun``:
+    called when a group has its first position in a queue.
+    """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, begun: Callable[[], None] = lambda: None) -> None:
         self._clock = clock
+        self._begun = begun
         self._offsets: Tables = {}
         self._committed_ms: dict[tuple[str, str], dict[int, float]] = {}
         self._pullers: dict[tuple[str, str], dict[int, Hashable]] = {}
@@ -189,7 +192,10 @@ class OffsetTable:
         self._offsets[topic, group] = queues
         self._note_time(topic, group, queue_id)
         self._changed((topic, group))
-        if stored is not None and offset < stored:
+        if stored is None:
+            self._begun()
+            return Commit.STORED
+        if offset < stored:
             self.lowered += 1
             if self.lowered % LOGGED_EVERY == 1:
                 log.warning(

@@ -45,6 +45,14 @@ def test_a_known_offset_travels_with_the_pull_under_the_commit_flag() -> None:
     ) == (1, 2, 4, 8, 16)
 
 
+def test_who_begins_at_the_first_message_of_all_says_so_with_the_first_pull() -> None:
+    rig = ConsumerRig()
+    work = rig.take()
+    rig.parts.offsets.update(work.queue, 0)
+    request = rig.pull(work).request
+    assert (request.commit_offset, request.sys_flag) == (0, COMMIT | SUSPEND)
+
+
 @pytest.mark.seed("S4-078", "S4-079", "S4-082")
 def test_the_suggested_slave_is_asked_next_and_gets_no_commit_flag() -> None:
     rig = ConsumerRig()

@@ -116,6 +116,17 @@ def test_what_another_broker_knows_of_the_group_counts(
     assert road(bench, 0, known_ms) == first
 
 
+@pytest.mark.parametrize("road", ROADS.values(), ids=ROADS)
+def test_a_young_queue_is_begun_at_its_first_message_though_another_broker_knows_the_group(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, road: Callable[..., int | None]
+) -> None:
+    """The group began there a moment ago, and asks here next."""
+    monkeypatch.setattr(MessageStore, "is_young", lambda *_: True)
+    bench.send(TOPIC, 0, [b"a"] * 3)
+    bench.clock.advance_ms(SECOND_MS)
+    assert road(bench, 0, 500) == 0
+
+
 def test_a_broker_that_restarts_takes_what_its_file_says_for_as_old_as_can_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

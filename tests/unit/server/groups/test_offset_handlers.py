@@ -39,18 +39,26 @@ def update(
     group: str = "billing",
     peer: FakePeer | None = None,
     oneway: bool = False,
+    queue_id: int = 0,
 ) -> Command | None:
     if bench.core.tables.topics.get("orders") is None:
         bench.send(bodies_=[b"x"] * 400)
     fields = {
         "consumerGroup": group,
         "topic": "orders",
-        "queueId": "0",
+        "queueId": str(queue_id),
         "commitOffset": str(offset),
     }
     return bench.core.handle(
         bench.command(Code.UPDATE_CONSUMER_OFFSET, fields, oneway=oneway), peer or FakePeer()
     )
+
+
+def saved(bench: Bench) -> dict[int, int]:
+    """What the file says of the group."""
+    path = Path(bench.config.store.path) / "config" / "consumerOffset.json"
+    found: dict[int, int] = loads(path.read_text())["offsetTable"]["orders@billing"]
+    return found
 
 
 @pytest.mark.parametrize(("epoch", "taken"), [("1", None), ("2", "8")])
@@ -165,27 +173,37 @@ def test_a_consumer_is_no_administrator_of_its_group_even_after_it_left(bench: B
 
 @pytest.mark.seed("S4-226", "S4-026", "S3-145", "S3-146", "S4-113")
 def test_offsets_are_written_after_ten_seconds_and_then_each_five(bench: Bench) -> None:
-    path = Path(bench.config.store.path) / "config" / "consumerOffset.json"
+    update(bench, 0)
     update(bench, 1)
     bench.clock.advance_ms(9_999)
     bench.core.tick()
-    assert not path.exists()
+    assert saved(bench) == {0: 0}
     bench.clock.advance_ms(1)
     bench.core.tick()
-    assert loads(path.read_text()) == {"offsetTable": {"orders@billing": {0: 1}}}
+    assert saved(bench) == {0: 1}
     update(bench, 2)
     bench.clock.advance_ms(5_000)
     bench.core.tick()
-    assert loads(path.read_text()) == {"offsetTable": {"orders@billing": {0: 2}}}
+    assert saved(bench) == {0: 2}
+
+
+def test_the_first_position_of_a_group_in_a_queue_is_written_at_once(bench: Bench) -> None:
+    """A broker that is killed before the next write would take the group for a new one, which may
+    begin at the end.
+    """
+    update(bench, 3)
+    assert saved(bench) == {0: 3}
+    update(bench, 0, queue_id=1)
+    assert saved(bench) == {0: 3, 1: 0}
 
 
 def test_a_group_that_is_set_back_is_written_at_once(bench: Bench) -> None:
     """A broker that is killed before the next write would know the reset no more."""
-    path = Path(bench.config.store.path) / "config" / "consumerOffset.json"
+    update(bench, 10)
     update(bench, 100)
-    assert not path.exists()
+    assert saved(bench) == {0: 10}
     update(bench, 50)
-    assert loads(path.read_text()) == {"offsetTable": {"orders@billing": {0: 50}}}
+    assert saved(bench) == {0: 50}
 
 
 @pytest.mark.seed("S4-227")
