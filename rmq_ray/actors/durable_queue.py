@@ -433,8 +433,8 @@ def _count(untaken: Mapping[MessageQueue, tuple[int, int]]) -> int:
 def _seconds(block: bool, timeout: float | None) -> float:
     if not block:
         return 0.0
-    if timeout is not None and timeout < 0:
-        raise ValueError("timeout must not be negative")
+    if timeout is not None and not timeout >= 0:  # nan is neither
+        raise ValueError("timeout must be a number of seconds, and not negative")
     return inf if timeout is None else timeout
 
 

@@ -245,8 +245,9 @@ def test_what_it_leaves_open_is_asked_of_its_group_and_a_late_end_is_told(
         assert core is not None
         core.transactions._forget(tx._halves[0].key)  # type: ignore[attr-defined]
         await asyncio.to_thread(eventually, lambda: pending(cluster) == 0)
-        with pytest.raises(TransactionEnded, match="rolled back"):
-            await tx.commit()
+        for _ in "commits that are not true":
+            with pytest.raises(TransactionEnded, match="rolled back"):
+                await tx.commit()
         closed = producer.transaction(never)
         await closed.send("a-late", b"y")
         await producer.close()

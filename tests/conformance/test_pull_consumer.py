@@ -410,6 +410,8 @@ def test_misuse_is_told(cluster: PullCluster) -> None:
             pc.assign(None)  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match="moment"):
             pc.offsets_for_times({QUEUES[0]: "x"})  # type: ignore[dict-item]
+        with pytest.raises(ClientError, match="seconds, perhaps"):
+            pc.offsets_for_times({QUEUES[0]: 1_795_834_904})
         with pytest.raises(ClientError, match="no MessageQueue"):
             pc.assign(["orders"])  # type: ignore[list-item]
         with pytest.raises(NotAssigned):

@@ -70,6 +70,16 @@ def test_an_item_whose_getter_was_cancelled_is_one_of_the_batch(cluster: LiveClu
         assert jobs.get_nowait_batch(2) == [1, 2] and jobs.empty()
 
 
+def test_a_wait_is_a_number_of_seconds(cluster: LiveCluster) -> None:
+    with queue(cluster, "waits", maxsize=1) as jobs:
+        jobs.put(1)
+        for wrong in (-1, float("nan")):
+            with pytest.raises(ValueError, match="a number of seconds"):
+                jobs.put(2, timeout=wrong)
+            with pytest.raises(ValueError, match="a number of seconds"):
+                jobs.get(timeout=wrong)
+
+
 def test_items_of_every_broker_are_counted(cluster: LiveCluster) -> None:
     with queue(cluster, "everywhere") as jobs:
         jobs.put(b"here")

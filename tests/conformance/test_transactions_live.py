@@ -23,7 +23,14 @@ from rmq_ray.client.producer.transaction_producer import TransactionProducer
 from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.client.transaction.transaction import Transaction
 from rmq_ray.client.transaction.transaction_listener import TransactionListener
-from rmq_ray.errors import ClientError, SendError, TransactionEnded, TransactionUnknown
+from rmq_ray.client.transaction.transaction_sending import EndSender
+from rmq_ray.errors import (
+    ClientError,
+    ConnectionLost,
+    SendError,
+    TransactionEnded,
+    TransactionUnknown,
+)
 from rmq_ray.model.message import Message, SendStatus
 from rmq_ray.model.topics import HALF_TOPIC, OP_HALF_TOPIC
 from rmq_ray.ports import Discovery
@@ -268,8 +275,37 @@ def test_a_commit_after_another_member_has_rolled_back_says_so(cluster: LiveClus
         tx._sender.engine._forget(tx._halves[0].key)  # as when the process remembers too many
         producer.transaction(Checker(ROLLBACK))
         eventually(lambda: settled(cluster))
-        with pytest.raises(TransactionEnded, match="rolled back"):
-            tx.commit()
+        for _ in "commits that are not true":
+            with pytest.raises(TransactionEnded, match="rolled back"):
+                tx.commit()
+
+
+def test_a_commit_that_nobody_acknowledged_is_made_by_the_next_one(
+    cluster: LiveCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Producer("t-again", discovery=cluster) as producer:
+        tx = producer.transaction(never, timeout=0.1)
+        for body in (b"1", b"2"):
+            tx.send("t-again", body, timeout=3)
+        real, asked = EndSender.end, []
+
+        def lose(sender: Any, name: str, end: Any, timeout_ms: float) -> Any:
+            asked.append(end)
+            if len(asked) > 1:
+                raise ConnectionLost("the broker is away")
+            return real(sender, name, end, timeout_ms)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(EndSender, "end", lose)
+            with pytest.raises(TransactionUnknown):
+                tx.commit()
+        ends = len(set(asked))
+        monkeypatch.setattr(EndSender, "end", lambda *told: asked.append(told[2]) or real(*told))
+        asked.clear()
+        tx.commit()
+        tx.commit()
+        assert ends == 2 and len(asked) == 1, "the one that was not acknowledged, once"
+        assert stored(cluster, "t-again") == [b"1", b"2"]
 
 
 class Pay(TransactionListener):

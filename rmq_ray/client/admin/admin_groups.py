@@ -20,7 +20,7 @@ from rmq_ray.client.instance.time_search import first_since
 from rmq_ray.errors import AdminError, ClientError, GroupNotFound, TopicNotFound
 from rmq_ray.model.groups import is_system_group
 from rmq_ray.model.ids import MessageQueue
-from rmq_ray.model.moments import moment_ms
+from rmq_ray.model.moments import moment_ms, unless_seconds
 from rmq_ray.model.topics import GroupConfig
 from rmq_ray.protocol.scan.scan_positions import LikeGroup
 from rmq_ray.protocol.validators import check_group, check_topic
@@ -408,10 +408,12 @@ class AdminGroups(AdminLink):
             }
         if isinstance(to, datetime):
             return moment_ms(to)
+        if isinstance(to, int) and not isinstance(to, bool):
+            return unless_seconds(to)
         if (
             (isinstance(to, str) and to not in (FIRST, LAST))
             or isinstance(to, bool)
-            or not isinstance(to, str | int | Offset | Mapping)
+            or not isinstance(to, str | Offset | Mapping)
         ):
             raise ClientError(
                 f"position {to!r} must be 'first', 'last', a time (datetime or ms since the "

@@ -23,7 +23,7 @@ from rmq_ray.client.interceptors.consume_hooks import (
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.errors import ConfigError
 from rmq_ray.model.groups import ConsumeFromWhere, MessageModel
-from rmq_ray.model.moments import moment_ms
+from rmq_ray.model.moments import moment_ms, unless_seconds
 from rmq_ray.model.namespaces import with_namespace
 from rmq_ray.protocol.allocation.strategies import AllocationStrategy, as_strategy
 from rmq_ray.protocol.validators import check_group
@@ -311,14 +311,16 @@ def _start_from(options: Mapping[str, Any]) -> ConsumeFromWhere:
 
 
 def as_ms(moment: object) -> int:
-    """A datetime, or ms since 1970, as ms. ``ConfigError`` for anything else."""
+    """A datetime, or ms since 1970, as ms. ``ConfigError`` for anything else, ``ClientError``
+    for seconds.
+    """
     found = moment
     if isinstance(moment, datetime):
         # local times at the ends of the calendar
         with contextlib.suppress(OverflowError, ValueError, OSError):
             found = moment_ms(moment)
-    if isinstance(found, int) and not isinstance(found, bool) and found >= 0:
-        return found
+    if isinstance(found, int) and not isinstance(found, bool) and 0 <= found < 1 << 63:
+        return unless_seconds(found)
     raise ConfigError(
         f"a moment must be a datetime or ms since 1970, not {moment!r:.80}", repr(moment)[:80]
     )

@@ -275,20 +275,17 @@ class AsyncTransaction(OpenTransaction):
     async def _end(self, state: LocalTransactionState) -> None:
         async with self._lock:
             halves = await self._find_halves()
-            if not self._decided(state, halves.engine):
-                return
+            open_ones = self._decided(state, halves.engine)
             outcomes: list[BaseException | None] = []
             for start in range(
-                0, len(self._halves), ENDS_AT_ONCE
+                0, len(open_ones), ENDS_AT_ONCE
             ):  # ends: a slice each round; each has its own time
                 ends = [
                     halves.end(half, state, self._timeout_ms)
-                    for half in self._halves[start : start + ENDS_AT_ONCE]
+                    for half in open_ones[start : start + ENDS_AT_ONCE]
                 ]
                 outcomes += await asyncio.gather(*ends, return_exceptions=True)
-            for outcome in outcomes:
-                if outcome is not None:
-                    raise outcome
+            self._ended(open_ones, outcomes)
 
 
 async def run_in_transaction(

@@ -115,6 +115,8 @@ class OpenTransaction:
     def __init__(self, timeout_ms: float) -> None:
         self._timeout_ms = timeout_ms
         self._halves: list[Half] = []
+        self._unended: Sequence[Half] = ()
+        """Of a decided one: whose end no broker has acknowledged."""
         self._state = LocalTransactionState.UNKNOWN
 
     @property
@@ -157,16 +159,26 @@ class OpenTransaction:
                 f"cannot {what}: this transaction has ended ({self._state.name}); begin another one"
             )
 
-    def _decided(self, state: LocalTransactionState, engine: TransactionEngine) -> bool:
-        """From here on a broker that asks is told ``state``. False when it was so before."""
+    def _decided(self, state: LocalTransactionState, engine: TransactionEngine) -> Sequence[Half]:
+        """From here on a broker that asks is told ``state``. The halves that are to be ended: all,
+        and where it was so before, those of which no broker has said that they are.
+        """
         if self._state is state:
-            return False
+            return self._unended
         self._open("commit" if state is COMMIT else "roll back")
-        self._state = state
+        self._state, self._unended = state, tuple(self._halves)
         if len(self._halves) > 1:  # a single one is decided when it is ended
             for half in self._halves:
                 engine.decide(half, state)
-        return True
+        return self._unended
+
+    def _ended(self, halves: Sequence[Half], outcomes: Sequence[BaseException | None]) -> None:
+        """What the ends of these halves came to. Raises the first error."""
+        each = list(zip(halves, outcomes, strict=True))
+        self._unended = tuple(half for half, outcome in each if outcome is not None)
+        for outcome in outcomes:
+            if outcome is not None:
+                raise outcome
 
 
 class Transaction(OpenTransaction):
@@ -214,7 +226,8 @@ class Transaction(OpenTransaction):
             return self._kept(self._sender.send(message, placement, timeout_ms, check_immunity))
 
     def commit(self) -> None:
-        """Make every message visible; on return each is. Doing it again does nothing.
+        """Make every message visible; on return each is. Doing it again ends what no broker has
+        acknowledged yet, and raises again where that cannot be.
 
         Raises the first error, after all messages were tried: ``TransactionUnknown`` (a broker that
         asks is told "commit"), ``TransactionEnded``.
@@ -222,8 +235,8 @@ class Transaction(OpenTransaction):
         self._end(COMMIT)
 
     def rollback(self) -> None:
-        """Have no message ever delivered; on return that is certain. Doing it again does nothing.
-        Raises as ``commit``.
+        """Have no message ever delivered; on return that is certain. Doing it again, and what it
+        raises: as ``commit``.
         """
         self._end(ROLLBACK)
 
@@ -252,16 +265,14 @@ class Transaction(OpenTransaction):
     def _end(self, state: LocalTransactionState) -> None:
         with self._lock:
             engine = self._sender.engine
-            if not self._decided(state, engine):
-                return
-            first: RmqError | None = None
-            for half in self._halves:
+            halves, outcomes = self._decided(state, engine), list[RmqError | None]()
+            for half in halves:
                 try:
                     engine.end(half, state, self._timeout_ms)
+                    outcomes.append(None)
                 except RmqError as error:
-                    first = first or error
-            if first is not None:
-                raise first
+                    outcomes.append(error)
+            self._ended(halves, outcomes)
 
 
 def begin(

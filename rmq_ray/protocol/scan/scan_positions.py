@@ -25,7 +25,7 @@ from typing import Any
 
 from rmq_ray.errors import ClientError, GroupNotFound
 from rmq_ray.model.ids import MessageQueue
-from rmq_ray.model.moments import moment_ms
+from rmq_ray.model.moments import moment_ms, unless_seconds
 from rmq_ray.protocol.validators import check_group
 
 EARLIEST, LATEST = "earliest", "latest"
@@ -57,10 +57,10 @@ def normal(position: object) -> str | int | LikeGroup | dict[MessageQueue, int]:
         return moment_ms(position)
     if isinstance(position, Mapping):
         return _offsets(position)
-    if isinstance(position, LikeGroup) or (
-        isinstance(position, int) and not isinstance(position, bool) and position >= 0
-    ):
+    if isinstance(position, LikeGroup):
         return position
+    if isinstance(position, int) and not isinstance(position, bool) and position >= 0:
+        return unless_seconds(position)
     raise ClientError(f"position {position!r:.80} {_FORMS}", repr(position)[:80])
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmq_ray.model.moments import moment_ms
+from rmq_ray.errors import ClientError
+from rmq_ray.model.moments import moment_ms, unless_seconds
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -26,3 +28,12 @@ def test_a_moment_is_the_millisecond_that_it_lies_in_whatever_its_zone(
         ms - 3_600_000,
         ms + 3_600_000,
     }
+
+
+def test_seconds_are_taken_for_seconds_and_nothing_else_is() -> None:
+    now_s = 1_795_834_904
+    for at in (0, 5, 99_999_999, 100_000_000_000, now_s * 1_000, 1 << 62):
+        assert unless_seconds(at) == at
+    for at in (100_000_000, now_s, 99_999_999_999):
+        with pytest.raises(ClientError, match=r"in 197[0-3].* or a datetime"):
+            unless_seconds(at)

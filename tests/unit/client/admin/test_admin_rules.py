@@ -47,6 +47,7 @@ def admin() -> Admin:
         ("seek_group", ("g", "t", "yesterday")),
         ("seek_group", ("g", "bad topic", "first")),
         ("seek_group", ("g", "t", 1.5)),
+        ("seek_group", ("g", "t", 1_795_834_904)),
         ("skip_group", ("g", "bad topic")),
         ("clone_group", ("g", "bad group", "t")),
         ("consume_directly", ("bad group", "c", "00" * 16, "broker-a")),

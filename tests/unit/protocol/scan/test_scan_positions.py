@@ -40,6 +40,7 @@ def test_every_form_is_understood(position: Any, expected: Any) -> None:
         (-5, "must be 'earliest'"),
         (True, "must be"),
         (1.5, "must be"),
+        (1_795_834_904, "seconds, perhaps"),
         (None, "must be"),
         ("{", "are no JSON"),
         ('{"orders":5}', "must be given for MessageQueues"),
