@@ -48,7 +48,7 @@ from rmq_ray.remoting.wire.headers import EndTransactionHeader, SendHeader
 from tests.support.simulation.broker import NAME_SERVER, YOUNG_BYTES, SimBroker, SimNameServer
 from tests.support.simulation.ledger import Ledger
 from tests.support.simulation.scheduler import Process, Scheduler
-from tests.support.simulation.threads import simulated
+from tests.support.simulation.threads import quiet, simulated
 from tests.support.simulation.wire import Network, SimPool
 
 TOPIC, GROUP = "orders", "billing"
@@ -624,9 +624,10 @@ def _numbers_in(store: Any, topic: str, queue_id: int) -> list[int]:
 def violations_of(seeds: Iterable[int], orderly: bool) -> list[str]:
     """What broke promises in these histories; each line says how to see it again."""
     found = []
-    for seed in seeds:
-        plan = replace(Plan.drawn(seed), orderly=orderly)
-        found += [
-            f"violations_of([{seed}], {orderly}): {what}" for what in History(seed, plan).run()
-        ]
+    with quiet():
+        for seed in seeds:
+            plan = replace(Plan.drawn(seed), orderly=orderly)
+            found += [
+                f"violations_of([{seed}], {orderly}): {what}" for what in History(seed, plan).run()
+            ]
     return found
