@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from rmq_ray.model.ids import MessageQueue
+from rmq_ray.protocol.allocation.strategies import Averagely
 from rmq_ray.server.groups.group_handlers import GroupHandlers
 from tests.support.simulation.history import REBALANCE_MS, History, Plan
 from tests.support.simulation.wire import SimPool
@@ -24,8 +25,10 @@ class Crash(History):
 
     def __init__(self, seed: int) -> None:
         plan = replace(
-            Plan.of(History(seed).chance),
+            Plan.drawn(seed),
             orderly=False,
+            popping=False,
+            strategy=Averagely(),
             brokers=1,
             queues=4,
             consumers=2,

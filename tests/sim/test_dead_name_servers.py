@@ -30,8 +30,9 @@ class Outage(History):
 
     def __init__(self, seed: int, *, broker_dies: bool) -> None:
         plan = replace(
-            Plan.of(History(seed).chance),
+            Plan.drawn(seed),
             orderly=bool(seed % 2),
+            popping=False,
             brokers=2,
             queues=2,
             consumers=2,

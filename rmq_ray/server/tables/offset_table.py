@@ -194,8 +194,7 @@ class OffsetTable:
         self._changed((topic, group))
         if stored is None:
             self._begun()
-            return Commit.STORED
-        if offset < stored:
+        elif offset < stored:
             self.lowered += 1
             if self.lowered % LOGGED_EVERY == 1:
                 log.warning(

@@ -209,7 +209,7 @@ class CrashFileSystem(FileSystem):
         over all files in order. ``names``: unsynced names survive too (they do where the process
         alone died: ``keep_all``).
         """
-        after = CrashFileSystem(self.boot if boot is None else boot)
+        after = type(self)(self.boot if boot is None else boot)
         after.directories = set(self.directories)
         after.random = self.random
         numbers = {change.sequence: number for number, change in enumerate(self.unsynced())}
@@ -230,7 +230,7 @@ class CrashFileSystem(FileSystem):
         """The machine after its process died: page cache, disk and boot are as they were, locks are
         free. One life per disk.
         """
-        after = CrashFileSystem(self.boot)
+        after = type(self)(self.boot)
         after.names, after.stable_names, after.directories = (
             self.names,
             self.stable_names,

@@ -4,8 +4,8 @@ everything is consumed.
     seed ─> Plan (how many, which strategy, ordered or not)
          ─> actions at random times ─> calm ─> checks of the ledger
 
-The clients are real ``PushConsumer`` objects with all their threads, the brokers real
-``BrokerCore`` objects with their stores; time, threads and the network are simulated.
+The clients are real ``PushConsumer`` or ``SimpleConsumer`` objects with all their threads, the
+brokers real ``BrokerCore`` objects with their stores; time, threads and the network are simulated.
 ``History(seed).run()`` returns what broke a promise: an empty list.
 """
 
@@ -13,17 +13,27 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from rmq_ray.client.messages.listener import RECONSUME_LATER, SUSPEND_CURRENT_QUEUE_A_MOMENT, Reject
+from rmq_ray.client.pop.receipts import ReceivedMessage
+from rmq_ray.client.pop.simple_consumer import SimpleConsumer
 from rmq_ray.client.push.push_consumer import PushConsumer
-from rmq_ray.codec.record import decode_record
+from rmq_ray.codec.record import decode_record, parse_offset_message_id
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.errors import RmqError
 from rmq_ray.model.ids import Address, MessageQueue
-from rmq_ray.model.message import encode_properties
+from rmq_ray.model.message import (
+    DELAY,
+    PRODUCER_GROUP,
+    TIMER_DELIVER_MS,
+    TRANSACTION_PREPARED,
+    SysFlag,
+    encode_properties,
+)
 from rmq_ray.model.topics import DEFAULT_TOPIC
 from rmq_ray.ports import ClusterAddress
 from rmq_ray.protocol.allocation.strategies import (
@@ -34,11 +44,11 @@ from rmq_ray.protocol.allocation.strategies import (
 )
 from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.wire.frame import Command
-from rmq_ray.remoting.wire.headers import SendHeader
-from tests.support.simulation.broker import NAME_SERVER, SimBroker, SimNameServer
+from rmq_ray.remoting.wire.headers import EndTransactionHeader, SendHeader
+from tests.support.simulation.broker import NAME_SERVER, YOUNG_BYTES, SimBroker, SimNameServer
 from tests.support.simulation.ledger import Ledger
 from tests.support.simulation.scheduler import Process, Scheduler
-from tests.support.simulation.threads import simulated
+from tests.support.simulation.threads import quiet, simulated
 from tests.support.simulation.wire import Network, SimPool
 
 TOPIC, GROUP = "orders", "billing"
@@ -53,13 +63,28 @@ EXPIRY_MS = 40_000
 REBALANCE_MS = 5_000
 REST_WITHIN_MS = 300_000  # of the last fault
 LOOK_MS = 500
+INVISIBLE_S = 8.0
+TAGS = "a || b"
+CONSUMING = ConsumerConfig(
+    GROUP,
+    rebalance_ms=REBALANCE_MS,
+    lock_refresh_ms=REFRESH_MS,
+    lock_trusted_ms=TRUSTED_MS,
+    lock_retry_ms=1_000,
+    suspend_queue_ms=500,
+    pull_records=16,
+    suspend_ms=10_000,
+    send_back_retry_ms=2_000,
+)
 CONSUMERS_MAX = 6
 QUEUES_MAX = 6
-CALM = ("join", "leave", "join", "leave", "grow")
+CALM = ("join", "leave", "join", "leave", "grow", "shrink", "away")
 FAULTS = (
     "join",
     "leave",
     "grow",
+    "shrink",
+    "away",
     "crash",
     "pause",
     "long pause",
@@ -68,13 +93,18 @@ FAULTS = (
     "cut",
     "partition",
 )
+DELETE = "delete"
+LATER = ("delayed", "timed", "half")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a history is made of."""
+    """What a history is made of. ``popping``: the group's consumers are simple ones; an ordered
+    group has none.
+    """
 
     orderly: bool
+    popping: bool
     brokers: int
     queues: int
     consumers: int
@@ -86,13 +116,23 @@ class Plan:
     minutes: float
     actions: int
     faults: tuple[str, ...]
+    start_from: str
+    later: float
+    """Share of the messages that are stored in the topic later: delayed, timed, halves."""
+
+    @classmethod
+    def drawn(cls, seed: object) -> Plan:
+        """The plan of the history of that seed."""
+        return cls.of(_chance(seed))
 
     @classmethod
     def of(cls, chance: random.Random) -> Plan:
         """Drawn from ``chance``; a quarter of all histories are calm: consumers join and leave,
-        topics grow, nothing goes wrong.
+        are all away for a while, topics grow and shrink, nothing goes wrong. In four of ten, topics
+        are deleted, too.
         """
         calm = chance.random() < 0.25
+        deletes = (DELETE,) if chance.random() < 0.4 else ()
         return cls(
             orderly=chance.random() < 0.5,
             brokers=chance.choice([1, 1, 2]),
@@ -105,7 +145,10 @@ class Plan:
             failing=chance.choice([0.05, 0.1, 0.5]),
             minutes=(minutes := chance.uniform(0.2, 0.5)),
             actions=int(minutes * 20),
-            faults=CALM if calm else FAULTS,
+            faults=(CALM if calm else FAULTS) + deletes,
+            start_from=chance.choice(["first", "first", "last"]),
+            later=chance.choice([0.0, 0.2, 0.4]),
+            popping=chance.random() < 0.2,
         )
 
 
@@ -121,7 +164,7 @@ class Member:
     """One consumer process."""
 
     process: Process
-    consumer: PushConsumer
+    consumer: PushConsumer | SimpleConsumer
     leaving: bool = False
 
 
@@ -129,11 +172,21 @@ class History:
     """See the module. ``plan``: instead of a random one."""
 
     def __init__(self, seed: object, plan: Plan | None = None) -> None:
-        self.chance = random.Random(f"history {seed}")
+        self.chance = _chance(seed)
         self.plan = plan or Plan.of(self.chance)
         self.scheduler = Scheduler(seed)
         self.network = Network(self.scheduler)
-        self.ledger = Ledger(self.scheduler.clock, TOPIC, self.plan.orderly, TRIES_MAX, LOCK_MS)
+        self._pops = self.plan.popping and not self.plan.orderly
+        self.ledger = Ledger(
+            self.scheduler.clock,
+            TOPIC,
+            self.plan.orderly,
+            self.plan.start_from == "last",
+            self._pops,
+            TRIES_MAX,
+            LOCK_MS,
+            YOUNG_BYTES,
+        )
         settings: dict[str, Any] = {
             "delay_levels": DELAY_LEVELS,
             "queue_lock_ms": LOCK_MS,
@@ -156,7 +209,6 @@ class History:
         self.members: list[Member] = []
         self.producer = Process("10.0.3.1@1")
         self._joined = 0
-        self._queues = {broker.name: self.plan.queues for broker in self.brokers}
         self._calm = False
 
     # --- the run ----------------------------------------------------------------------------------
@@ -196,6 +248,8 @@ class History:
         for broker in self.brokers:
             if not broker.life:
                 broker.start()
+            if TOPIC not in broker.topics:
+                broker.set_queues(TOPIC, self.plan.queues, self.plan.queues)
         if not self._living():
             self.join()
 
@@ -203,8 +257,9 @@ class History:
         return self.ledger.at_rest() and self._settled_in()
 
     def _settled_in(self) -> bool:
-        return all(member.consumer.balanced for member in self._living()) and all(
-            len(holders) == 1 for holders in self.owners().values()
+        return self._pops or (
+            all(member.consumer.balanced for member in self._living())
+            and all(len(holders) == 1 for holders in self.owners().values())
         )
 
     def _check(self) -> None:
@@ -213,15 +268,11 @@ class History:
             core = next(known.core for known in self.brokers if known.name == broker)
             assert core is not None and core.keeper.store is not None
             found[broker, topic, queue_id] = _numbers_in(core.keeper.store, topic, queue_id)
-        self.ledger.check_end(found, self.owners())
+        self.ledger.check_end(found, {} if self._pops else self.owners())
 
     def owners(self) -> dict[MessageQueue, list[str]]:
         """Who holds each queue of the topic."""
-        holders: dict[MessageQueue, list[str]] = {
-            MessageQueue(TOPIC, broker, queue): []
-            for broker, topic, queue in self.ledger.records
-            if topic == TOPIC
-        }
+        holders: dict[MessageQueue, list[str]] = {queue: [] for queue in self.ledger.readable()}
         for member in self._living():
             for queue in member.consumer.assignment():
                 if queue in holders:
@@ -244,7 +295,7 @@ class History:
         if not self._calm:
             kind = self.chance.choice(self.plan.faults)
             self.ledger.events[kind] += 1
-            if kind not in CALM:
+            if kind not in (*CALM, DELETE):
                 self.ledger.calm = False
             getattr(self, f"_{kind.replace(' ', '_')}")()
 
@@ -262,8 +313,36 @@ class History:
         at the routes.
         """
         broker = self.chance.choice(self.brokers)
-        if broker.life and self._queues[broker.name] < QUEUES_MAX:
-            self._queues[broker.name] = broker.grow(TOPIC) or self._queues[broker.name]
+        reading, writing = broker.queues(TOPIC)
+        if 0 < writing < QUEUES_MAX:
+            broker.set_queues(TOPIC, max(reading, writing + 1), writing + 1)
+
+    def _shrink(self) -> None:
+        """The topic gets one queue less to write to at one broker; or, where that has happened and
+        the queue was read to its end, one less to read.
+        """
+        broker = self.chance.choice(self.brokers)
+        reading, writing = broker.queues(TOPIC)
+        if reading > writing and self.ledger.is_read((broker.name, TOPIC, reading - 1)):
+            broker.set_queues(TOPIC, reading - 1, writing)
+        elif writing > 1:
+            broker.set_queues(TOPIC, reading, writing - 1)
+
+    def _delete(self) -> None:
+        """The topic is deleted. It is made again at once, or later, by the next message."""
+        if all(broker.life for broker in self.brokers):
+            queues = self.chance.choice([0, self.chance.randint(1, 4)])
+            for broker in self.brokers:
+                broker.delete(TOPIC)
+                if queues:
+                    broker.set_queues(TOPIC, queues, queues)
+
+    def _away(self) -> None:
+        """All consumers leave; some come back later."""
+        for member in self._living():
+            self.leave(member)
+        for _ in range(self.plan.consumers):
+            self.scheduler.after(self.chance.uniform(1_000, 8_000), self._join)
 
     def _crash(self) -> None:
         member = self._any_member()
@@ -333,48 +412,73 @@ class History:
         """A new consumer process starts."""
         self._joined += 1
         process = Process(f"10.0.0.{self._joined}@{self._joined}")
-        config = ConsumerConfig(
-            GROUP,
-            rebalance_ms=REBALANCE_MS,
-            lock_refresh_ms=REFRESH_MS,
-            lock_trusted_ms=TRUSTED_MS,
-            lock_retry_ms=1_000,
-            suspend_queue_ms=500,
-            pull_records=16,
-            suspend_ms=10_000,
-            send_back_retry_ms=2_000,
-        )
         member = Member(process, None)  # type: ignore[arg-type]  # made in its own process, below
-
-        def start() -> None:
-            member.consumer = PushConsumer(
-                GROUP,
-                listener=partial(self._listen, member),
-                subscriptions={TOPIC: "a || b"},
-                discovery=Discovery(),
-                config=config,
-                client_id=process.name,
-                clock=self.scheduler.clock,
-                orderly=self.plan.orderly,
-                concurrency=self.plan.concurrency,
-                batch_size=self.plan.batch_size,
-                allocate=self.plan.strategy,
-                max_reconsume_times=TRIES_MAX,
-                start_from="first",
-            )
-            self.members.append(member)
-            member.consumer.start()
-            self._watch_hand_over(member)
-
-        self.scheduler.spawn(process, start)
+        self.scheduler.spawn(process, partial(self._pop if self._pops else self._push, member))
         return member
+
+    def _push(self, member: Member) -> None:
+        """A push consumer."""
+        member.consumer = PushConsumer(
+            GROUP,
+            listener=partial(self._listen, member),
+            subscriptions={TOPIC: TAGS},
+            discovery=Discovery(),
+            config=CONSUMING,
+            client_id=member.process.name,
+            clock=self.scheduler.clock,
+            orderly=self.plan.orderly,
+            concurrency=self.plan.concurrency,
+            batch_size=self.plan.batch_size,
+            allocate=self.plan.strategy,
+            max_reconsume_times=TRIES_MAX,
+            start_from=self.plan.start_from,
+        )
+        self.members.append(member)
+        member.consumer.start()
+        self._watch_hand_over(member)
+
+    def _pop(self, member: Member) -> None:
+        """A simple consumer and its worker."""
+        member.consumer = consumer = SimpleConsumer(
+            TOPIC,
+            GROUP,
+            discovery=Discovery(),
+            expression=TAGS,
+            start_from=self.plan.start_from,
+            max_reconsume_times=TRIES_MAX,
+            client_id=member.process.name,
+            clock=self.scheduler.clock,
+        )
+        self.members.append(member)
+        consumer.start()
+        while not member.leaving:
+            try:
+                found = consumer.receive(self.plan.batch_size, invisible=INVISIBLE_S, wait=5.0)
+            except RmqError:
+                self.scheduler.sleep(1_000)
+                continue
+            for message in found:
+                with suppress(RmqError):
+                    self._work(member, message)
+
+    def _work(self, member: Member, message: ReceivedMessage) -> None:
+        self.ledger.begin(member.process.name, message.queue, [message], may_be_late=False)
+        self.scheduler.sleep(self.chance.choice([0, 1, 5, 20, 20, 100]))
+        if self._calm or self.chance.random() >= self.plan.failing:
+            self.ledger.done([message])
+            message.ack()
+        else:
+            message.nack(self.chance.uniform(0, 2))
 
     def leave(self, member: Member) -> None:
         """It is asked to stop; its process ends when that is through."""
         member.leaving = True
 
         def stop() -> None:
-            member.consumer.stop(timeout_ms=20_000)
+            if isinstance(member.consumer, SimpleConsumer):
+                member.consumer.close()
+            else:
+                member.consumer.stop(timeout_ms=20_000)
             self.scheduler.after(1, partial(self._gone, member))
 
         self.scheduler.spawn(member.process, stop)
@@ -425,34 +529,80 @@ class History:
 
     def _send(self, pool: SimPool, number: int) -> None:
         broker = self.chance.choice(self.brokers)
-        queue_id = self.chance.randrange(self._queues[broker.name])
+        queue_id = self._queue_of(broker)
         tag = self.chance.choices("abc", [45, 45, 10])[0]
         if tag == "c":
             self.ledger.unwanted.add(number)
+        properties = {"TAGS": tag, "UNIQ_KEY": f"{number:032X}"}
+        later = self.chance.random() < self.plan.later and self.chance.choice(LATER)
+        if later:
+            self.ledger.meant[number] = queue_id
+            properties |= self._to_come_later(later)
         header = SendHeader(
             "producers",
             TOPIC,
             queue_id,
-            0,
+            int(SysFlag.TRANSACTION_PREPARED) if later == "half" else 0,
             self.scheduler.clock.now_ms(),
             0,
             DEFAULT_TOPIC,
             self.plan.queues,
-            encode_properties({"TAGS": tag, "UNIQ_KEY": f"{number:032X}"}),
+            encode_properties(properties),
             0,
         )
         command = Command(RequestCode.SEND_MESSAGE_V2, fields=header.to_v2(), body=b"%d" % number)
         try:
             answer = pool.request(broker.address, command, 3_000)
+            if later == "half" and answer.code == 0:
+                self.scheduler.sleep(self.chance.uniform(0, 4_000))
+                answer = pool.request(broker.address, _commit_of(answer), 3_000)
         except RmqError:
             return  # stored or not: nobody was promised anything
-        if answer.code == 0:
+        if answer.code != 0:
+            return
+        if later:
+            self.ledger.accepted.add(number)
+        else:
             assert answer.fields is not None
             self.ledger.sent[number] = (
                 broker.name,
                 int(answer.fields["queueId"]),
                 int(answer.fields["queueOffset"]),
             )
+
+    def _queue_of(self, broker: SimBroker) -> int:
+        """A queue of the route; now and then of an older one, with queues that are only read."""
+        told = broker.topics.get(TOPIC)
+        if told is None:
+            return self.chance.randrange(self.plan.queues)
+        old = self.chance.random() < 0.2
+        return self.chance.randrange(told.read_queues if old else told.write_queues)
+
+    def _to_come_later(self, kind: str) -> dict[str, str]:
+        if kind == "half":
+            return {TRANSACTION_PREPARED: "true", PRODUCER_GROUP: "producers"}
+        if kind == "delayed":
+            return {DELAY: str(self.chance.randint(1, 7))}
+        due_ms = self.scheduler.clock.now_ms() + self.chance.randint(500, 5_000)
+        return {TIMER_DELIVER_MS: str(due_ms)}
+
+
+def _chance(seed: object) -> random.Random:
+    return random.Random(f"history {seed}")
+
+
+def _commit_of(half: Command) -> Command:
+    """The end of the transaction of which the half was stored."""
+    assert half.fields is not None
+    message_id = half.fields["msgId"]
+    header = EndTransactionHeader(
+        "producers",
+        int(half.fields["queueOffset"]),
+        parse_offset_message_id(message_id)[2],
+        int(SysFlag.TRANSACTION_COMMIT),
+        message_id,
+    )
+    return Command(RequestCode.END_TRANSACTION, fields=header.to_fields())
 
 
 def _numbers_in(store: Any, topic: str, queue_id: int) -> list[int]:
@@ -474,9 +624,10 @@ def _numbers_in(store: Any, topic: str, queue_id: int) -> list[int]:
 def violations_of(seeds: Iterable[int], orderly: bool) -> list[str]:
     """What broke promises in these histories; each line says how to see it again."""
     found = []
-    for seed in seeds:
-        plan = replace(History(seed).plan, orderly=orderly)
-        found += [
-            f"violations_of([{seed}], {orderly}): {what}" for what in History(seed, plan).run()
-        ]
+    with quiet():
+        for seed in seeds:
+            plan = replace(Plan.drawn(seed), orderly=orderly)
+            found += [
+                f"violations_of([{seed}], {orderly}): {what}" for what in History(seed, plan).run()
+            ]
     return found

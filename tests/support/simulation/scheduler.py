@@ -69,17 +69,14 @@ class Scheduler:
 
     def __init__(self, seed: object, preempt: float = 0.02) -> None:
         self.clock = ManualClock()
+        self.now_ms = self.clock.monotonic_ms()
+        """Simulated time; only ``run_until`` moves it, and the clock with it."""
         self.chance = random.Random(f"{seed}")
         self.preempt = preempt
         self.current: Task | None = None
         self._events: list[tuple[float, int, Process | None, Callable[[], object]]] = []
         self.count = 0
         self._hub = getcurrent()
-
-    @property
-    def now_ms(self) -> float:
-        """Simulated time."""
-        return self.clock.monotonic_ms()
 
     # --- events -----------------------------------------------------------------------------------
 
@@ -101,12 +98,15 @@ class Scheduler:
                 if process.paused_until_ms > at_ms:
                     heapq.heappush(self._events, (process.paused_until_ms, number, process, call))
                     continue
-            if at_ms > self.now_ms:
-                self.clock.advance_ms(at_ms - self.now_ms)
+            self._advance_to(at_ms)
             call()
             assert self.count < EVENTS_MAX, "the history does not come to rest"
-        if end_ms > self.now_ms:
-            self.clock.advance_ms(end_ms - self.now_ms)
+        self._advance_to(end_ms)
+
+    def _advance_to(self, at_ms: float) -> None:
+        if at_ms > self.now_ms:
+            self.clock.advance_ms(at_ms - self.now_ms)
+            self.now_ms = self.clock.monotonic_ms()
 
     # --- processes and threads --------------------------------------------------------------------
 

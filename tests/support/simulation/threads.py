@@ -16,6 +16,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
+from types import ModuleType
 from typing import Any
 
 from rmq_ray.client.instance import broker_link, client_instance, timers
@@ -160,14 +162,12 @@ class SimLock:
 
     def release(self) -> None:
         assert self._held, "a lock that nobody holds was released"
-        if not self._waiters.wake():
-            self._held = False
+        self._held = self._waiters.wake()
 
     def locked(self) -> bool:
         return self._held
 
-    def __enter__(self) -> bool:
-        return self.acquire()
+    __enter__ = acquire
 
     def __exit__(self, *_error: object) -> None:
         self.release()
@@ -310,6 +310,37 @@ class SimSimpleQueue:
         return not self._items
 
 
+@lru_cache(1)
+def _users_of(
+    reals: tuple[tuple[str, Any], ...], _modules: int
+) -> list[tuple[ModuleType, str, Any]]:
+    """Modules of clients that use these, and under which name; as long as no module is loaded."""
+    return [
+        (module, name, real)
+        for path, module in list(sys.modules.items())
+        if path.startswith("rmq_ray.client.")
+        for name, real in reals
+        if vars(module).get(name) is real
+    ]
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No log below CRITICAL. Around many histories it is quicker than in each: a logger's new level
+    costs what a dozen messages do.
+    """
+    logger = logging.getLogger("rmq_ray")
+    level = logger.level
+    if level > logging.CRITICAL:
+        yield
+        return
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
 @contextmanager
 def simulated(scheduler: Scheduler, pool: Callable[..., Any]) -> Iterator[None]:
     """While it lasts, clients use simulated threads, and ``pool`` in place of the connection pool.
@@ -320,29 +351,19 @@ def simulated(scheduler: Scheduler, pool: Callable[..., Any]) -> Iterator[None]:
         "SimpleQueue": (queue.SimpleQueue, lambda: SimSimpleQueue(scheduler)),
         "ConnectionPool": (broker_link.ConnectionPool, pool),
     }
-    modules = [
-        module for name, module in list(sys.modules.items()) if name.startswith("rmq_ray.client.")
-    ]
-    replaced = [
-        (module, name, real)
-        for module in modules
-        for name, (real, _) in stand_ins.items()
-        if vars(module).get(name) is real
-    ]
+    reals = {name: real for name, (real, _) in stand_ins.items()}
+    replaced = [*_users_of(tuple(reals.items()), len(sys.modules))]
     for module, name, _ in replaced:
         setattr(module, name, stand_ins[name][1])
     for module, name, value in TIMES:
         replaced.append((module, name, getattr(module, name)))
         setattr(module, name, value)
-    logger = logging.getLogger("rmq_ray")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
     gc.disable()  # a history is short; its garbage is collected after it
     try:
-        yield
+        with quiet():
+            yield
     finally:
         gc.enable()
-        logger.setLevel(level)
         for module, name, value in replaced:
             setattr(module, name, value)
         client_instance._registry.instances.clear()
