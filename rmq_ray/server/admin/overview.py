@@ -95,10 +95,7 @@ class _Sight:
                 told[part] = [row for row in told[part] if self.group(row[0])]
         if "topics" in told:
             told["topics"] = [row for row in told["topics"] if self.topic(row[0])]
-        if "messages" in told:
-            messages = told["messages"].items()
-            told["messages"] = {topic: count for topic, count in messages if self.topic(topic)}
-        for part in (DELAYED, UNCOMMITTED):
+        for part in ("messages", DELAYED, UNCOMMITTED):
             if part in told:
                 counts = told[part].items()
                 told[part] = {topic: count for topic, count in counts if self.topic(topic)}

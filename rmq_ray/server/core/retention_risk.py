@@ -10,7 +10,7 @@ retention takes (``store.reading.retention``). ``groups_at_risk`` reads the log:
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +57,17 @@ class AtRisk:
         }
 
 
+def by_topic(queues: Iterable[tuple[str, int]]) -> dict[str, list[int]]:
+    """
+    >>> by_topic([("a", 0), ("b", 0), ("a", 1)])
+    {'a': [0, 1], 'b': [0]}
+    """
+    found: dict[str, list[int]] = {}
+    for topic, queue_id in queues:
+        found.setdefault(topic, []).append(queue_id)
+    return found
+
+
 def groups_at_risk(
     store: MessageStore,
     committed: Committed,
@@ -66,9 +77,7 @@ def groups_at_risk(
 ) -> list[AtRisk]:
     """In a thread. ``hours``: of topics that keep less long than the store."""
     found = []
-    queue_ids: dict[str, list[int]] = {}
-    for topic, queue_id in store.queues():
-        queue_ids.setdefault(topic, []).append(queue_id)
+    queue_ids = by_topic(store.queues())
     for (topic, group), offsets in committed.items():
         kept_ms = min(hours.get(topic) or reserved_hours, reserved_hours) * HOUR_MS
         if not kept_ms or group == SYSTEM_GROUP or is_system_group(group):

@@ -30,6 +30,7 @@ from rmq_ray.server.core.retention_risk import (
     AtRisk,
     Committed,
     RetentionRisk,
+    by_topic,
     groups_at_risk,
 )
 from rmq_ray.server.tables.broker_tables import BrokerTables
@@ -208,10 +209,7 @@ class Upkeep:
             key: max(before.get(key, 0), store.lives.begin(*key)) for key in risen
         }  # what lies below was another topic's
         lost: dict[tuple[str, str], int] = {}
-        queues: dict[str, list[int]] = {}
-        for topic, queue_id in risen:
-            queues.setdefault(topic, []).append(queue_id)
-        for topic, group, queue_id, offset in self._tables.offsets.of_queues(queues):
+        for topic, group, queue_id, offset in self._tables.offsets.of_queues(by_topic(risen)):
             count = risen[topic, queue_id] - max(offset, before.get((topic, queue_id), 0))
             if count > 0:
                 lost[topic, group] = lost.get((topic, group), 0) + count

@@ -125,9 +125,10 @@ class PopWaiting:
     def withdraw(self, name: RoomName, attempt: int) -> WaitingPop | None:
         """The pop of this attempt, which leaves; its answer is the caller's to send."""
         room = self._rooms.get(name)
-        for waiting in list(room.waiting.values()) if room is not None and attempt else ():
+        if room is None or not attempt:
+            return None
+        for waiting in room.waiting.values():
             if waiting.pop.attempt == attempt:
-                assert room is not None
                 self._leave(room, waiting)
                 return waiting
         return None

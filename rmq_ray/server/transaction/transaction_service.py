@@ -378,8 +378,7 @@ class Transactions:
             log.error(
                 "half message %d is not readable any more, its transaction is given up", offset
             )
-            self._counters.half_discarded += 1
-            self._end(Op(offset, EndState.DISCARDED), owe=False)
+            self._drop(offset)
             self._by_topic.left(offset, None)
             return True
         half = decode_record(raw)
@@ -387,8 +386,7 @@ class Transactions:
         topic, _ = half_target(half, properties)
         if self._own.is_gone(topic, log_offset):
             self._own.dropped(topic)
-            self._counters.half_discarded += 1
-            self._end(Op(offset, EndState.DISCARDED), owe=False)
+            self._drop(offset)
             return True
         verdict = judge(
             self._rules, properties, (half.born_ms, half.store_ms), self._round_ms, now_ms
@@ -407,6 +405,11 @@ class Transactions:
         else:
             self._by_topic.left(offset, properties.get(REAL_TOPIC, ""))
         return True
+
+    def _drop(self, offset: int) -> None:
+        """No final message can come of this half: it has ended."""
+        self._counters.half_discarded += 1
+        self._end(Op(offset, EndState.DISCARDED), owe=False)
 
     def _treat(
         self, verdict: Verdict, half: Record, properties: dict[str, str], offset: int
