@@ -2,6 +2,7 @@ package interop;
 
 import java.net.ServerSocket;
 import java.nio.file.Path;
+import java.util.concurrent.ThreadLocalRandom;
 import org.apache.rocketmq.broker.BrokerController;
 import org.apache.rocketmq.common.BrokerConfig;
 import org.apache.rocketmq.common.MQVersion;
@@ -78,12 +79,16 @@ public final class PeerServer {
         Runtime.getRuntime().addShutdownHook(new Thread(controller::shutdown));
     }
 
-    /** A port that is free together with the one two below it, which a broker takes for its second listener. */
+    /**
+     * A port that is free together with the one two below it, which a broker takes for its second listener. It lies below those that
+     * the system gives to whoever asks for any: one of them could be given away before the server binds it.
+     */
     private static int freePorts() throws Exception {
         for (int tries = 0; tries < 100; tries++) {
-            try (ServerSocket first = new ServerSocket(0); ServerSocket second = new ServerSocket(first.getLocalPort() - 2)) {
+            int port = ThreadLocalRandom.current().nextInt(10_000, 32_000);
+            try (ServerSocket first = new ServerSocket(port); ServerSocket second = new ServerSocket(port - 2)) {
                 return first.getLocalPort();
-            } catch (java.io.IOException | IllegalArgumentException taken) {
+            } catch (java.io.IOException taken) {
                 continue;
             }
         }
