@@ -13,12 +13,14 @@ import pytest
 import ray
 
 import rmq_ray as rmq
+from rmq_ray.actors import discovery
 from tests.support.waiting import witnesses
 
 SMALL = {"segment_bytes": 64 << 20}
 """Two segments of a GiB are preallocated otherwise, for each of the many stores that these tests
 make.
 """
+SHARED = "shared"  # how the names of clusters of many tests begin
 _numbers = itertools.count()
 
 
@@ -71,9 +73,23 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[rmq.Cluster]:
     yield from cluster_of_many(tmp_path_factory)
 
 
+@pytest.fixture(autouse=True)
+def _shared_is_meant_by_who_asks_for_it(request: pytest.FixtureRequest) -> Iterator[None]:
+    """To the other tests of the process its cluster is unknown: a call that names none means
+    theirs.
+    """
+    mine = {
+        request.getfixturevalue(name).name for name in {"mq", "own"} & set(request.fixturenames)
+    }
+    others = [name for name in discovery._used if name.startswith(SHARED) and name not in mine]
+    hidden = {name: discovery._used.pop(name) for name in others}
+    yield
+    discovery._used.update(hidden)
+
+
 def cluster_of_many(directories: pytest.TempPathFactory) -> Iterator[rmq.Cluster]:
     cluster = rmq.start(
-        f"shared{next(_numbers)}",
+        f"{SHARED}{next(_numbers)}",
         store_path=str(directories.mktemp("store")),
         store_settings=SMALL,
     )
