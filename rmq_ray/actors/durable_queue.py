@@ -234,9 +234,15 @@ class Queue:
         end_ms = SYSTEM_CLOCK.monotonic_ms() + wait_s * 1_000
         while True:  # ends: with an item, when the time is over, or the wait is given up
             if early := self._next_undelivered(1):
-                return early[0]
-            if self.prefetch and (ahead := self._next_ahead(1)):
-                return self._taken(ahead)[0]
+                if patience.take():
+                    return early[0]
+                self._undelivered.appendleft(early[0])
+            elif self.prefetch and (ahead := self._next_ahead(1)):
+                if patience.take():
+                    return self._taken(ahead)[0]
+                give_back_messages(ahead)
+            if patience.over:
+                raise Empty
             left_s = max(0.0, end_ms - SYSTEM_CLOCK.monotonic_ms()) / 1_000
             found = consumer.receive(
                 max(1, self.prefetch),
@@ -247,7 +253,7 @@ class Queue:
             if found:
                 self._keep_ahead(found[1:])
                 return self._taken(found[:1])[0]
-            if left_s <= WAIT_S or patience.over:
+            if left_s <= WAIT_S:
                 raise Empty
 
     async def get_async(self, block: bool = True, timeout: float | None = None) -> Any:
@@ -293,6 +299,7 @@ class Queue:
     def shutdown(self, force: bool = False) -> None:
         """End this handle's connections; the next call opens them again. The queue stays, with all
         that is in it; with ``force`` it is deleted, as Ray's is, also for those that still use it.
+        What was taken for getters that were cancelled is put again, behind the others.
         """
         admin = self._connected().admin if force else None
         with self._lock:
@@ -303,6 +310,9 @@ class Queue:
             with suppress(RmqError):  # it comes again when its time is over
                 message.nack()
         parts.consumer.close()
+        early = self._next_undelivered(len(self._undelivered))
+        if early and admin is None:
+            parts.producer.send_batch([self._message(item) for item in early], parts.queue)
         parts.producer.close()
         if admin is not None:
             admin.delete_topic(self.name)

@@ -10,7 +10,7 @@ no code.
 Decides the form of each kind of value; which it is, a message's tag says. Pure. Invariant:
 what ``encode`` takes, ``decode`` returns equal and of the same type. What a library takes and gives
 back as something else is refused: a tuple or a bytearray in msgpack, truth values or the other byte
-order in a tensor, an Arrow type that only this process knows.
+order in a tensor, an Arrow type that is not registered (who gets it registers it, too).
 """
 
 from __future__ import annotations

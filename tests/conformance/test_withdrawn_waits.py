@@ -12,6 +12,7 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -190,6 +191,52 @@ def test_an_item_that_was_taken_as_its_getter_was_cancelled_is_the_next_one_here
 
         asyncio.run(run())
         assert [queue.get(timeout=20) for _ in range(2)] == ["first", "second"]
+
+
+@pytest.mark.parametrize("early", ["taken in advance", "of a cancelled getter"])
+def test_a_get_that_is_cancelled_before_it_began_takes_nothing(
+    cluster: LiveCluster, early: str
+) -> None:
+    name = f"waits-{next(NAMES)}"
+    busy, go_on = threading.Event(), threading.Event()
+
+    def work() -> None:
+        busy.set()
+        assert go_on.wait(20)
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        working = loop.run_in_executor(None, work)
+        await eventually_async(busy.is_set)
+        task = asyncio.ensure_future(queue.get_async())
+        await asyncio.sleep(0)  # it has begun to wait for a thread
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        go_on.set()
+        await working
+        await loop.shutdown_default_executor()
+
+    with queue_of(cluster, name) as queue:
+        queue.prefetch = 8
+        queue.put_nowait_batch(["first", "second", "third"])
+        assert queue.get(timeout=20) == "first"
+        if early == "of a cancelled getter":
+            queue._undelivered.append(queue.get(timeout=20))
+        asyncio.run(run())
+        assert {queue.get(timeout=20) for _ in range(2)} == {"second", "third"}
+
+
+def test_an_item_of_a_getter_that_was_cancelled_is_put_again_when_its_handle_is_shut_down(
+    cluster: LiveCluster,
+) -> None:
+    name = f"waits-{next(NAMES)}"
+    with queue_of(cluster, name) as queue:
+        queue.put("item")
+        queue._undelivered.append(queue.get(timeout=20))
+    with queue_of(cluster, name) as other:
+        assert other.get(timeout=20) == "item"
 
 
 def test_every_wait_with_a_lease_walks_through_one_place() -> None:

@@ -22,6 +22,7 @@ from rmq_ray.client.admin.unread import unread
 from rmq_ray.codec.record import decode_record, parse_offset_message_id, record_row
 from rmq_ray.errors import AdminError, ClientError
 from rmq_ray.model.ids import Address, MessageQueue
+from rmq_ray.model.moments import unless_seconds
 from rmq_ray.model.topics import (
     BOUND_MAX,
     DEFAULT_TOPIC,
@@ -343,8 +344,8 @@ class Admin(AdminGroups, AdminSettings):
             topic=topic,
             key=key,
             max_count=max(1, min(limit, FOUND_MAX)),
-            begin_ms=begin_ms,
-            end_ms=end_ms,
+            begin_ms=unless_seconds(begin_ms),
+            end_ms=unless_seconds(end_ms),
         )
         rows: list[dict[str, Any]] = []
         for broker, address in self.masters().items():

@@ -49,6 +49,8 @@ from rmq_ray.remoting.wire.headers import (
 )
 from rmq_ray.remoting.wire.overview import DELAYED, UNCOMMITTED, ask_overview, read_overview
 
+NOT_SUPPORTED = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+
 FIRST, LAST = "first", "last"
 RETRIES_MAX = 1_000
 
@@ -92,7 +94,8 @@ class AdminGroups(AdminLink):
         found: dict[str, dict[str, int]] = {DELAYED: {}, UNCOMMITTED: {}}
         for broker, address in self.masters().items():
             failure = f"broker {broker} did not tell what waits"
-            told = read_overview(body_of(self._ask(address, ask_overview(), failure)))
+            answer = self._ask(address, ask_overview(), failure, (NOT_SUPPORTED,))
+            told = {} if answer.code == NOT_SUPPORTED else read_overview(body_of(answer))
             for part in [*found]:
                 if part not in told:
                     del found[part]

@@ -362,7 +362,7 @@ class Rebalancer:
         if rule is StartRule.MINIMUM:
             return self._ask_bound(queue, RequestCode.GET_MIN_OFFSET)
         # a broker that keeps the offsets has just said that the queue is not young
-        first = stored if offsets.at_brokers else self._first_if_young(queue)
+        first = stored if offsets.at_brokers else self._first_if_young(queue, rule)
         if first == NO_STORED_OFFSET and (known_ms := offsets.known_ms(queue)) is not None:
             first = self._first_of_known(queue, known_ms)
         if by_rule := first == NO_STORED_OFFSET:
@@ -371,10 +371,10 @@ class Rebalancer:
             offsets.begin(queue, first)
         return first
 
-    def _first_if_young(self, queue: MessageQueue) -> int | None:
+    def _first_if_young(self, queue: MessageQueue, rule: StartRule) -> int | None:
         """The first message of a young queue, for who keeps his offsets himself; no position is
-        stored. ``NO_STORED_OFFSET``: it is not young, or the group has positions at the broker,
-        which are other members' or of another time. None when no broker told.
+        stored. Where the group has positions at the broker, which are other members' or of another
+        time, what ``rule`` says. ``NO_STORED_OFFSET``: it is not young. None when no broker told.
         """
         header = QueryOffsetHeader(self._parts.group, queue.topic, queue.queue_id, with_epoch=True)
         answer = self._answer(
@@ -383,7 +383,7 @@ class Rebalancer:
         if answer is None:
             return None
         known_ms = GroupKnown.from_fields(answer.fields).known_ms
-        return self._told(queue, answer) if known_ms is None else NO_STORED_OFFSET
+        return self._told(queue, answer) if known_ms is None else self._begin_by(rule, queue)
 
     def _first_of_known(self, queue: MessageQueue, known_ms: int) -> int | None:
         """Where a group begins that has been in the topic for so long; ``NO_STORED_OFFSET``: the

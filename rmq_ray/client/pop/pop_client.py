@@ -24,6 +24,7 @@ from functools import partial
 
 from rmq_ray.client.consumer.known_group import KnownGroup
 from rmq_ray.client.instance.client_instance import ClientInstance
+from rmq_ray.client.instance.timers import DelayedCalls
 from rmq_ray.client.messages.received import PulledPage, whole_bytes
 from rmq_ray.client.pop.patience import Patience
 from rmq_ray.client.pop.receipts import (
@@ -83,20 +84,23 @@ REFUSALS = {
 
 
 class PopClient:
-    """Of one consumer."""
+    """Of one consumer. ``later``: for what must not hold up who gives a wait up."""
 
     def __init__(
         self,
         client: ClientInstance,
         subscription: Subscription,
         settler: Settler,
+        later: DelayedCalls,
         namespace: str = "",
     ) -> None:
         self._client = client
         self._subscription = subscription
         self._settler = settler
+        self._later = later
         self._namespace = namespace
         self._attempts = itertools.count(secrets.randbits(62))
+        self._known: dict[str, KnownGroup] = {}
         self._missed: dict[str, list[int]] = {}
         self._out: dict[int, tuple[str, PopRecords]] = {}
         """Pops that are being answered, by their attempt."""
@@ -119,16 +123,16 @@ class PopClient:
         asked = replace(pop, attempt=attempt, again=0 if again is None else LOST)
         self._out[attempt] = broker_name, asked
         try:
-            with patience.waits(lambda: self.withdraw(attempt)) if patience else nullcontext():
+            with (
+                patience.waits(partial(self._withdraw_later, attempt))
+                if patience
+                else nullcontext()
+            ):
                 return self._ask(broker_name, asked)
-        except ConnectFailed:
-            if again is not None:
+        except Exception as error:
+            lost = isinstance(error, RemotingError) and not isinstance(error, ConnectFailed)
+            if lost or again is not None:  # refused: what it asked for again is still to come
                 self._miss(broker_name, attempt)
-            raise
-        except RemotingError:
-            self._miss(broker_name, attempt)
-            raise
-        except Exception:
             raise
         except BaseException:  # interrupted, at any step
             self.withdraw(attempt)
@@ -137,7 +141,7 @@ class PopClient:
             self._out.pop(attempt, None)
 
     def withdraw(self, attempt: int) -> None:
-        """Say that nobody waits for this pop any more. Any thread; returns at once."""
+        """Say that nobody waits for this pop any more. Any thread; it may have to connect."""
         found = self._out.get(attempt)
         if found is None:
             return
@@ -154,6 +158,9 @@ class PopClient:
         except RemotingError as error:
             told(error)
 
+    def _withdraw_later(self, attempt: int) -> None:
+        self._later.after(0, lambda: self.withdraw(attempt))
+
     def close(self) -> None:
         """End every ``watch``, withdraw every pop."""
         self.wake()
@@ -164,8 +171,6 @@ class PopClient:
         answer = self._client.invoke(
             self._address(broker_name), _command(pop), pop.wait_ms + ANSWER_MS
         )
-        if pop.again and answer.code != ResponseCode.SUCCESS and answer.code not in NOTHING:
-            self._miss(broker_name, pop.attempt)
         if answer.code == ResponseCode.SUCCESS:
             leases = unpack_popped(answer.body)
             if len(leases) == 1:
@@ -181,9 +186,10 @@ class PopClient:
 
     def begin(self, broker_name: str, pop: PopRecords) -> int:
         """A group that is new begins in every queue of the broker; how many messages it does not
-        read. Raises what ``pop`` does.
+        read. Raises what ``pop`` does, and what ``KnownGroup.elsewhere_ms`` does.
         """
-        known_ms = KnownGroup(self._client, pop.group).elsewhere_ms(pop.topic, broker_name)
+        known = self._known.setdefault(pop.group, KnownGroup(self._client, pop.group))
+        known_ms = known.elsewhere_ms(pop.topic, broker_name)
         command = _command(replace(pop, count_max=0, wait_ms=0))
         command.fields = GroupKnown(known_ms).to_fields()
         answer = self._client.invoke(self._address(broker_name), command, ANSWER_MS)
@@ -199,8 +205,9 @@ class PopClient:
 
     def _miss(self, broker_name: str, attempt: int) -> None:
         missed = self._missed.setdefault(broker_name, [])
-        missed.append(attempt)
-        del missed[:-MISSED_MAX]
+        if attempt not in missed:  # given up, and then without an answer
+            missed.append(attempt)
+            del missed[:-MISSED_MAX]
 
     def watch(self, brokers: Sequence[str], pop: PopRecords, seen: int, timeout_ms: float) -> int:
         """Wait until one of the brokers has something, or does not hold any longer; the number of

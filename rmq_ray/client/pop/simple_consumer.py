@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -320,7 +320,7 @@ class SimpleConsumer(GroupConsumer[PopEngine]):
     def _make_engine(self, client: ClientInstance) -> PopEngine:
         delayed = DelayedCalls(self._clock, f"rmq-acks-{self._group}")
         acks = AckSender(client, self._group, self._ack_timeout_ms, delayed)
-        pops = PopClient(client, self._subscription, acks, self._namespace)
+        pops = PopClient(client, self._subscription, acks, delayed, self._namespace)
         return PopEngine(client, self._group, delayed, acks, pops)
 
     def _end(self, timeout_ms: int) -> bool:
@@ -335,8 +335,9 @@ class SimpleConsumer(GroupConsumer[PopEngine]):
         while True:  # ends: at the deadline, at the latest
             try:
                 brokers = self._brokers(engine.client)
-                self._begin_at(engine.pops, pop, brokers)
-                found, news = self._ask(engine.pops, pop, brokers, deadline_ms, news, patience)
+                unready = self._begin_at(engine.pops, pop, brokers)
+                hold_ms = round(max(0.0, min(HOLD_MS, deadline_ms - self._clock.monotonic_ms())))
+                found, news = self._ask(engine.pops, pop, brokers, unready, hold_ms, news, patience)
                 pause_ms, stale, last = FIRST_PAUSE_MS, 0, None
             except SubscriptionStale as error:  # a broker that restarted remembers no member
                 found, last, stale = [], error, stale + 1
@@ -359,36 +360,44 @@ class SimpleConsumer(GroupConsumer[PopEngine]):
                 self._closing.wait(min(pause_ms, left_ms) / 1000)
                 pause_ms = min(2 * pause_ms, PAUSE_MS_MAX)
 
-    def _begin_at(self, pops: PopClient, pop: PopRecords, brokers: list[str]) -> None:
+    def _begin_at(
+        self, pops: PopClient, pop: PopRecords, brokers: list[str]
+    ) -> dict[str, RemotingError]:
         """A group that is new begins everywhere with its first receive; one that begins at the end
-        says what it does not read. A broker that fails now is asked again by the next round.
+        says what it does not read. The brokers where it could not: not to be asked for messages,
+        which would begin there without knowing whether it is new; the next round tries again.
         """
+        unready: dict[str, RemotingError] = {}
         if pop.from_first:
-            return
+            return unready
         skipped = 0
         for broker_name in [name for name in brokers if name not in self._begun]:
-            with suppress(RemotingError):
+            try:
                 skipped += pops.begin(broker_name, pop)
                 self._begun.add(broker_name)
+            except RemotingError as error:
+                unready[broker_name] = error
         tell_beginning(self._group, self._topic, skipped)
+        return unready
 
     def _ask(
         self,
         pops: PopClient,
         pop: PopRecords,
         brokers: list[str],
-        deadline_ms: float,
+        unready: dict[str, RemotingError],
+        hold_ms: int,
         news: int,
         patience: Patience | None,
     ) -> tuple[list[ReceivedMessage], int]:
         """One round: what came, and the number of the news of ``PopClient.watch``."""
-        left_ms = max(0.0, deadline_ms - self._clock.monotonic_ms())
-        hold_ms = round(min(left_ms, HOLD_MS))
-        if len(brokers) == 1:
+        if len(brokers) == 1 and not unready:
             return pops.pop(brokers[0], _waiting(pop, hold_ms), patience), news
         asked, failed = [], None
         for broker_name in brokers:
             try:
+                if broker_name in unready:
+                    raise unready[broker_name]
                 found = pops.pop(broker_name, pop, patience)
             except RemotingError as error:
                 failed = error

@@ -15,7 +15,7 @@ from rmq_ray.console import bodies, messages
 from rmq_ray.console.page import ConsolePage, Live, Show, Visit
 from rmq_ray.console.source import Answers
 from rmq_ray.errors import AdminError, ClientError
-from rmq_ray.model.moments import moment_ms
+from rmq_ray.model.moments import moment_ms, unless_seconds
 from rmq_ray.model.topics import DLQ_PREFIX, TRACE_TOPIC
 from rmq_ray.protocol.validators import check_topic
 from rmq_ray.remoting.wire.browse import FROM, NEWEST, BrowseHeader
@@ -101,7 +101,7 @@ def time_ms_of(text: str) -> int:
     if not text:
         return -1
     if text.isdecimal() and len(text) < 16:
-        return int(text)
+        return unless_seconds(int(text))
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:

@@ -348,6 +348,21 @@ def test_who_keeps_his_offsets_himself_asks_whether_a_queue_is_young(
     assert rig.client.requests(UPDATE) == []
 
 
+def test_positions_at_brokers_never_count_for_who_keeps_his_offsets_himself(tmp_path: Path) -> None:
+    rig, queues = rig_of(3)
+    offsets = LocalFileOffsetStore(str(tmp_path), FileSystem(), rig.clock)
+    member = Membership("g", "me", MessageModel.BROADCASTING, Averagely())
+    rebalancer = Rebalancer(
+        replace(rig.parts, offsets=offsets), member, LAST, rig.puller.pull, lambda: 0
+    )
+    rig.client.answer(
+        QUERY, lambda command, _: command.answer(fields={"offset": "7", "rmqKnownMs": "9000"})
+    )
+    end = {"offset": "55"}
+    rig.client.answer(RequestCode.GET_MAX_OFFSET, lambda command, _: command.answer(fields=end))
+    assert [rebalancer.first_offset(queue) for queue in queues] == [55, 55, 55]
+
+
 @pytest.mark.parametrize(("low", "told"), [("40", True), (None, False), ("100", False)])
 def test_a_new_group_that_begins_at_the_end_says_once_how_much_it_does_not_read(
     low: str | None, told: bool, caplog: pytest.LogCaptureFixture

@@ -1,0 +1,105 @@
+"""What becomes of a pop whose answer got lost: the next one asks for it again, once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rmq_ray.client.instance.timers import DelayedCalls
+from rmq_ray.client.pop.patience import Patience
+from rmq_ray.client.pop.pop_client import PopClient
+from rmq_ray.errors import ConnectFailed, ConsumeError, RequestTimeout
+from rmq_ray.protocol.filters.subscriptions import parse_subscription
+from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
+from rmq_ray.remoting.wire.frame import Command
+from rmq_ray.remoting.wire.pops import LOST, PopRecords, unpack_pop
+from tests.support.clients.scripted_client import ScriptedClient
+
+POP = PopRecords("g", "orders", 1, 1 << 20, 30_000, 0, 0, 16, "TAG", "*")
+
+
+class Rig:
+    def __init__(self) -> None:
+        self.client = ScriptedClient()
+        self.client.add_topic("orders")
+        self.delayed = DelayedCalls(self.client.clock, "later")
+        settler: Any = None  # nothing is handed out here
+        self.pops = PopClient(
+            self.client, parse_subscription("orders", "*", 0), settler, self.delayed
+        )
+
+    def answer(self, said: Any) -> None:
+        self.client.answer(
+            RequestCode.POP_RECORDS,
+            lambda command, _: said if isinstance(said, Exception) else command.answer(said),
+        )
+
+    def asked(self) -> list[tuple[int, int]]:
+        """Attempt and whether it was asked for again, of every pop."""
+        pops = [unpack_pop(body_of(c)) for c in self.client.requests(RequestCode.POP_RECORDS)]
+        return [(pop.attempt, pop.again) for pop in pops]
+
+    def lose_one(self) -> int:
+        """The attempt of a pop whose answer got lost."""
+        self.answer(RequestTimeout("no answer"))
+        with pytest.raises(RequestTimeout):
+            self.pops.pop("broker-a", POP)
+        return self.asked()[-1][0]
+
+
+def body_of(command: Command) -> Any:
+    return command.body
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        (ResponseCode.STILL_RECOVERING, ConnectFailed),
+        (ResponseCode.SYSTEM_BUSY, ConnectFailed),
+        (ResponseCode.SYSTEM_ERROR, ConsumeError),
+        (RequestTimeout("no answer"), RequestTimeout),
+        (ConnectFailed("no connection"), ConnectFailed),
+    ],
+)
+def test_a_lost_pop_is_asked_for_until_it_is_answered_and_then_no_more(
+    said: Any, error: type[Exception]
+) -> None:
+    rig = Rig()
+    lost = rig.lose_one()
+    rig.answer(said)
+    for _ in range(3):
+        with pytest.raises(error):
+            rig.pops.pop("broker-a", POP)
+        assert rig.asked()[-1] == (lost, LOST)
+    rig.answer(ResponseCode.PULL_NOT_FOUND)
+    for _ in range(3):
+        assert rig.pops.pop("broker-a", POP) == []
+    again = [asked[1] for asked in rig.asked()[-3:]]
+    assert again == [LOST, 0, 0]
+
+
+def test_one_that_is_refused_is_not_asked_for_again() -> None:
+    rig = Rig()
+    rig.answer(ResponseCode.SYSTEM_BUSY)
+    with pytest.raises(ConnectFailed):
+        rig.pops.pop("broker-a", POP)
+    rig.answer(ResponseCode.PULL_NOT_FOUND)
+    assert rig.pops.pop("broker-a", POP) == []
+    assert [again for _, again in rig.asked()] == [0, 0]
+
+
+def test_who_gives_a_wait_up_is_not_held_up_by_telling_the_broker() -> None:
+    rig, patience = Rig(), Patience()
+    withdrawn: list[int] = []
+
+    def give_up(command: Command, _address: Any) -> Command:
+        rig.pops.withdraw = withdrawn.append  # type: ignore[method-assign]
+        assert patience.give_up()
+        assert withdrawn == []
+        rig.delayed.run_due()
+        return command.answer(ResponseCode.PULL_NOT_FOUND)
+
+    rig.client.answer(RequestCode.POP_RECORDS, give_up)
+    assert rig.pops.pop("broker-a", POP, patience) == []
+    assert withdrawn == [attempt for attempt, _ in rig.asked()]
