@@ -17,8 +17,7 @@ import rmq_ray
 from rmq_ray.cli.base import output
 from rmq_ray.cli.base.context import Options, pass_options, told
 from rmq_ray.clock import SYSTEM_CLOCK
-from rmq_ray.errors import AdminError, TopicNotFound
-from rmq_ray.model.topics import retry_topic
+from rmq_ray.errors import AdminError, GroupNotFound, TopicNotFound
 
 TOPIC = "rmq-ray-bench"
 PATIENCE_S = 60.0
@@ -147,12 +146,22 @@ def e2e(options: Options, messages: int, size: int, topic: str) -> None:
 
 
 def _forget(options: Options, group: str, *topics: str) -> None:
-    """Leave nothing behind but the benchmark's topic. A consumer that is still being unregistered
-    keeps its group: no reason to fail.
+    """Leave nothing behind but the benchmark's topic. The broker may still be unregistering the
+    consumer, which keeps its group.
     """
-    with suppress(AdminError, TopicNotFound):
-        options.admin.delete_group(group)
-        for topic in (*topics, retry_topic(group)):
+    give_up = SYSTEM_CLOCK.monotonic_ms() + 1_000 * PATIENCE_S
+    while True:  # ends: without the group, or when the time is over
+        try:
+            options.admin.delete_group(group)
+            break
+        except GroupNotFound:
+            break
+        except AdminError:
+            if SYSTEM_CLOCK.monotonic_ms() > give_up:
+                return
+            SYSTEM_CLOCK.sleep_ms(100)
+    for topic in topics:
+        with suppress(AdminError, TopicNotFound):
             options.admin.delete_topic(topic)
 
 
