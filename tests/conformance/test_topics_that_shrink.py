@@ -5,6 +5,7 @@ they are empty. And what a command says of a topic or group that it deletes.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from rmq_ray.cli.main import main
 from rmq_ray.client.admin.admin import Admin
 from rmq_ray.client.messages.listener import Reject
 from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.pull.pull_consumer import PullConsumer
 from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import Message
@@ -80,6 +82,27 @@ def test_queues_that_go_are_read_until_they_are_empty_and_say_what_they_hold(
     assert seen.bodies.count(b"3") == 5
     eventually(lambda: admin.alter_topic("orders", queues=1) == [])
     assert queues(admin) == (1, 1)
+
+
+def commit(cluster: LiveCluster, group: str, queue: MessageQueue, offset: int) -> None:
+    with PullConsumer(group, discovery=cluster) as consumer:
+        consumer.assign([queue])
+        eventually(lambda: consumer.commit({queue: offset}) == {queue: offset})
+
+
+def test_a_group_that_is_away_and_has_its_positions_at_another_broker_keeps_queues(
+    tmp_path: Path,
+) -> None:
+    with LiveCluster(tmp_path, brokers=2) as cluster, closing(Admin(cluster)) as admin:
+        admin.create_topic("orders", queues=2)
+        queue = MessageQueue("orders", "broker-b", 1)
+        with Producer("p", discovery=cluster) as producer:
+            producer.send_batch([Message("orders", b"x")] * 3, queue=queue)
+        commit(cluster, "quick", queue, 3)
+        commit(cluster, "away", MessageQueue("orders", "broker-a", 0), 0)
+        assert admin.alter_topic("orders", queues=1) == [left(1, 3) | {"broker": "broker-b"}]
+        commit(cluster, "away", queue, 3)
+        assert admin.alter_topic("orders", queues=1) == []
 
 
 def test_queues_that_hold_nothing_go_at_once(cluster: LiveCluster, admin: Admin) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import msgpack
@@ -18,7 +18,7 @@ from rmq_ray.client.admin.access_control import AccessControl
 from rmq_ray.client.admin.admin_groups import AdminGroups
 from rmq_ray.client.admin.admin_link import POLL_MS, body_of
 from rmq_ray.client.admin.admin_settings import AdminSettings
-from rmq_ray.client.admin.unread import unread
+from rmq_ray.client.admin.unread import readers, unread
 from rmq_ray.codec.record import decode_record, parse_offset_message_id, record_row
 from rmq_ray.errors import AdminError, ClientError
 from rmq_ray.model.ids import Address, MessageQueue
@@ -166,6 +166,7 @@ class Admin(AdminGroups, AdminSettings):
             raise self._no_topic(name)
         made = {}
         rest: list[dict[str, Any]] = []
+        groups: set[str] | None = None
         for broker, config in known.items():
             address = masters[broker]
             changed = replace(
@@ -177,7 +178,8 @@ class Admin(AdminGroups, AdminSettings):
             if changed.read_queues < config.read_queues and not force:
                 kept = replace(changed, read_queues=config.read_queues)
                 self._put_topic(broker, address, kept, changes)
-                left = self._unread(broker, address, changed, config.read_queues)
+                groups = self._readers(name, masters) if groups is None else groups
+                left = self._unread(broker, address, changed, config.read_queues, groups)
                 rest += left
                 changed = kept if left else changed
             self._put_topic(broker, address, changed, changes)
@@ -185,15 +187,29 @@ class Admin(AdminGroups, AdminSettings):
         self._wait_for_route(name, made)
         return rest
 
+    def _readers(self, topic: str, masters: Mapping[str, Address]) -> set[str]:
+        """Groups that read it at any of the brokers."""
+        found: set[str] = set()
+        for broker, address in masters.items():
+            failure = f"broker {broker} did not tell who reads topic {topic!r}"
+            found.update(readers(partial(self._ask, address, failure=failure), topic))
+        return found
+
     def _unread(
-        self, broker: str, address: Address, config: TopicConfig, queues: int
+        self,
+        broker: str,
+        address: Address,
+        config: TopicConfig,
+        queues: int,
+        groups: Iterable[str],
     ) -> list[dict[str, Any]]:
         """Of its queues from the last that stays up to ``queues``."""
         failure = f"broker {broker} did not tell what is unread of topic {config.name!r}"
         found = unread(
-            lambda command: self._ask(address, command, failure),
+            partial(self._ask, address, failure=failure),
             config.name,
             range(config.read_queues, queues),
+            groups,
         )
         return [
             {"broker": broker, "queue": queue_id, "messages": count}

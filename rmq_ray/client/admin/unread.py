@@ -1,13 +1,13 @@
 """What of a topic's queues nobody has read yet: asked before queues are taken from readers.
 
 Decides what counts as unread: what the slowest group that reads the topic, or has a position in it,
-has not committed; without any group all that is there. Asks one broker; what comes meanwhile is not
-counted.
+has not committed; without any group all that is there. Asks one broker at a time; what comes
+meanwhile is not counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 from rmq_ray.client.admin.admin_link import body_of
 from rmq_ray.remoting.wire.bodies_admin import (
@@ -22,9 +22,20 @@ from rmq_ray.remoting.wire.headers import ConsumeStatsHeader, TopicHeader
 Ask = Callable[[Command], Command]
 
 
-def unread(ask: Ask, topic: str, queues: Collection[int]) -> dict[int, int]:
-    """Queue id -> messages that are unread, of those of ``queues`` that have some. ``ask``: one
-    request to the broker and its answer. Raises what it raises.
+def readers(ask: Ask, topic: str) -> list[str]:
+    """Groups that read the topic at a broker, or have a position in it there. A group that is away
+    may have all its positions at one broker, and begins the queues of the others where they begin:
+    ask all of them.
+    """
+    fields = TopicHeader(topic=topic).to_fields()
+    return decode_group_list(
+        body_of(ask(Command(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, fields=fields)))
+    )
+
+
+def unread(ask: Ask, topic: str, queues: Collection[int], groups: Iterable[str]) -> dict[int, int]:
+    """Queue id -> messages that are unread by one of ``groups``, of those of ``queues`` that have
+    some. ``ask``: one request to the broker and its answer. Raises what it raises.
     """
     fields = TopicHeader(topic=topic).to_fields()
     stats = decode_topic_stats(
@@ -36,9 +47,7 @@ def unread(ask: Ask, topic: str, queues: Collection[int]) -> dict[int, int]:
         if queue.queue_id in queues and bounds.min_offset < bounds.max_offset
     }
     slowest: dict[int, int] = {}
-    for group in decode_group_list(
-        body_of(ask(Command(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, fields=fields)))
-    ):
+    for group in groups:
         asked = ConsumeStatsHeader(consumer_group=group, topic=topic).to_fields()
         answer = ask(Command(RequestCode.GET_CONSUME_STATS, fields=asked))
         for queue, progress in decode_consume_stats(body_of(answer)).items():

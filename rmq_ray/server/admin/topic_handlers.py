@@ -198,10 +198,11 @@ class TopicHandlers:
         gone = {
             topic: held.get(topic, 0) for topic in topics if topic in self._topics or topic in held
         }
+        for topic in topics:
+            self._offsets.forget_topic(topic)
         for topic in gone:
             store.end_topic(topic)
             self._topics.delete(topic)
-            self._offsets.forget_topic(topic)
             self._gone("topic", topic)
         return gone
 
@@ -243,6 +244,8 @@ class TopicHandlers:
                 f"group {header.group_name} belongs to the system and stays",
                 ResponseCode.NO_PERMISSION,
             )
+        if header.remove_offset and self._keeper.store is None:
+            raise self._keeper.refusal()  # before anything of the group has gone
         self._groups.delete(header.group_name)
         self._gone("group", header.group_name)
         gone: dict[str, int] = {}

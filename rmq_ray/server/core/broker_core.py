@@ -55,7 +55,11 @@ from rmq_ray.server.send.send_hooks import hooked
 from rmq_ray.server.send.send_path import Acknowledgements
 from rmq_ray.server.slave.replica import FollowerParts
 from rmq_ray.server.tables.broker_settings import BrokerSettings
-from rmq_ray.server.tables.broker_tables import BrokerTables, LoadedTables
+from rmq_ray.server.tables.broker_tables import (
+    FIRST_POSITIONS_MS,
+    BrokerTables,
+    LoadedTables,
+)
 from rmq_ray.server.tables.waiting_counts import WaitingMessages
 from rmq_ray.server.transaction.transaction_handlers import TransactionAsker
 from rmq_ray.server.transaction.transaction_service import Transactions
@@ -440,6 +444,7 @@ class BrokerCore:
         every(TICK_MS, self._often)
         every(1_000, self._each_second)
         every(config.offset_persist_ms, self._save_offsets, FIRST_PERSIST_MS)
+        every(FIRST_POSITIONS_MS, self.tables.save_first_positions)
         every(FILTER_PERSIST_MS, self.tables.save_filters, FIRST_PERSIST_MS)
         every(config.timer_checkpoint_ms, self.timed.save)
         every(

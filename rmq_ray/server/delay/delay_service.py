@@ -190,21 +190,9 @@ class DelayService:
                 "delayed message at log offset %d names no lawful target and is dropped",
                 record.log_offset,
             )
-        elif (place := self._place(record, target)) is None:
-            counted = False
         else:
-            topic, queue_id, properties = *place, target[2]
-            origin = Origin(
-                record.born_ms,
-                record.born_host,
-                record.flag,
-                record.sys_flag,
-                record.reconsume_times,
-            )
             try:
-                end_offset = self._writer.put(
-                    topic, queue_id, record.body, properties, origin
-                ).end_log_offset
+                end_offset = self._store(record, target)
             except StoreError as error:
                 log.log(
                     logging.DEBUG if state.failing else logging.WARNING,
@@ -224,7 +212,7 @@ class DelayService:
                     error,
                 )
             else:
-                self._counters.delayed_delivered += 1
+                counted = end_offset > 0
                 state.failing = False
         state.page.popleft()
         self._moved(state, state.page[0].queue_offset if state.page else state.page_end, end_offset)
@@ -235,19 +223,23 @@ class DelayService:
             waiting.left(record.queue_offset, held.get(REAL_TOPIC, ""))
         return True
 
-    def _place(
-        self, record: Record, target: tuple[str, int, dict[str, str]]
-    ) -> tuple[str, int] | None:
-        """Topic and queue; None for a message of a topic that is gone, which is dropped. A copy for
-        a retry topic goes with the topic of the message, too.
+    def _store(self, record: Record, target: tuple[str, int, dict[str, str]]) -> int:
+        """The log offset behind the copy; 0 for a message of a topic that is gone, which is
+        dropped. A copy for a retry topic goes with the topic of the message, too. Raises
+        ``RmqError``.
         """
         topic, queue_id, properties = target
         origin = properties.get(RETRY_TOPIC, topic)
         queue = self._own.queue(topic, queue_id, record.log_offset)
         if queue is None or self._own.is_gone(origin, record.log_offset):
             self._own.dropped(topic if queue is None else origin)
-            return None
-        return topic, queue
+            return 0
+        told = Origin(
+            record.born_ms, record.born_host, record.flag, record.sys_flag, record.reconsume_times
+        )
+        end_offset = self._writer.put(topic, queue, record.body, properties, told).end_log_offset
+        self._counters.delayed_delivered += 1
+        return end_offset
 
     def _moved(self, state: _Level, next_offset: int, end_log_offset: int) -> None:
         state.next_offset = next_offset

@@ -339,11 +339,10 @@ class TimerService:
                 "names no lawful target" if record else "is not there",
             )
             return
-        queue = self._own.queue(*target[:2], due[2])
-        if queue is None:
-            self._own.dropped(target[0])
-            return
         try:
+            if (queue := self._own.queue(*target[:2], due[2])) is None:
+                self._own.dropped(target[0])
+                return
             self._writer.put(target[0], queue, record.body, target[2], _origin(record))
         except StoreError:
             raise

@@ -50,7 +50,7 @@ def listed(
             continue
         found += [
             Listed(group, topic, queue_id, queues.get(queue_id, 0))
-            for queue_id in range(config.write_queues)
+            for queue_id in range(max(config.read_queues, config.write_queues))
         ]
         if len(found) > QUEUES_MAX:
             raise Refused(

@@ -103,7 +103,8 @@ class GroupOperations:
             queue.queue_id: offset
             for queue, offset in bodies_admin.decode_offsets(command.body_bytes()).items()
         }
-        current = self._committed(header, config.write_queues, bool(given))
+        queues = max(config.read_queues, config.write_queues)
+        current = self._committed(header, queues, bool(given))
 
         def read() -> dict[MessageQueue, int]:
             wanted = {queue_id: _target(store, header, queue_id, given) for queue_id in current}
@@ -138,10 +139,12 @@ class GroupOperations:
         self, header: ResetOffsetHeader, queues: int, may_be_new: bool
     ) -> dict[int, int]:
         """Where the group stands in each of the topic's queues; before the first message of one
-        without a committed offset. ``Refused`` where it has none in the topic and may not be new.
+        without a committed offset. ``Refused`` where it may not be new and has none in the topic,
+        or, without force, in one of the queues: what its members consume there is not known yet.
         """
         stored = self._offsets.of_group(header.group).get(header.topic, {})
-        if not stored and not may_be_new:
+        missing = not stored if header.force else not stored.keys() >= set(range(queues))
+        if missing and not may_be_new:
             raise Refused(
                 f"THe consumer group <{header.group}> not exist", ResponseCode.SYSTEM_ERROR
             )

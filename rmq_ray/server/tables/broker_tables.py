@@ -2,8 +2,8 @@
 12).
 
 Decides: which file is written when: topics and groups at every change, offsets when a group begins
-in a queue, these and delay offsets when asked, all at the stop. Does not decide what is in the
-tables.
+in a queue (what begins within ``FIRST_POSITIONS_MS`` of such a write waits for the next one), these
+and delay offsets when asked, all at the stop. Does not decide what is in the tables.
 
 Invariant: nothing is written before the files were loaded, so a broker that could not read them
 never replaces them by empty ones.
@@ -44,6 +44,7 @@ from rmq_ray.store.tables.lock_journal import LockJournal, LockLine
 from rmq_ray.store.tables.topic_lives import Lives, TopicLives
 
 log = logging.getLogger("rmq_ray.server")
+FIRST_POSITIONS_MS = 200  # each write copies and writes the offsets of all groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,9 @@ class BrokerTables:
             clock, config.auto_create_groups, check_group, self._groups_changed
         )
         # a later position that is lost costs a repeat; the first one, what lies before a new one
-        self.offsets = OffsetTable(clock, self.save_offsets)
+        self.offsets = OffsetTable(clock, self._begun)
+        self._first_saved_ms = -float(FIRST_POSITIONS_MS)
+        self._first_wait = False
         self.filters = FilterTable()
         self._clock = clock
         self._delays: dict[int, int] = {}
@@ -193,6 +196,18 @@ class BrokerTables:
         """Write the consumed offsets if they changed."""
         if self.loaded and self.offsets.dirty:
             self._offsets_saver.save(self._offsets_saved)
+
+    def save_first_positions(self) -> None:
+        """Write the offsets if a group began in a queue since they were written for one last."""
+        if self._first_wait:
+            self._first_wait = False
+            self._first_saved_ms = self._clock.monotonic_ms()
+            self.save_offsets()
+
+    def _begun(self) -> None:
+        self._first_wait = True
+        if self._clock.monotonic_ms() - self._first_saved_ms >= FIRST_POSITIONS_MS:
+            self.save_first_positions()
 
     def save_filters(self) -> None:
         """Forget filters that were dead for a day, write the rest if it changed."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rmq_ray.errors import StoreFailed
 from rmq_ray.model.topics import GroupConfig
 from rmq_ray.remoting.wire import bodies, bodies_admin
 from rmq_ray.remoting.wire.codes import RequestCode as Code
@@ -117,6 +118,30 @@ def test_a_deleted_topic_says_what_went_with_it(bench: Bench) -> None:
         bench.core.tables.offsets.commit("orders", group, 0, 2, "c")
     answer = bench.ask(Code.DELETE_TOPIC_IN_BROKER, {"topic": "orders"})
     assert answer.fields == {"messages": "4", "groups": "billing,shipping"}
+
+
+def test_positions_in_a_topic_that_is_not_here_go_when_it_is_deleted(bench: Bench) -> None:
+    offsets = bench.core.tables.offsets
+    offsets.commit("gone", "billing", 0, 2, "c")
+    answer = bench.ask(Code.DELETE_TOPIC_IN_BROKER, {"topic": "gone"})
+    assert answer.fields == {"messages": "0", "groups": "billing"}
+    assert offsets.groups_of("gone") == []
+
+
+def test_a_group_whose_deletion_is_refused_has_lost_nothing(bench: Bench) -> None:
+    tables, keeper = bench.core.tables, bench.core.keeper
+    tables.offsets.commit("orders", "billing", 0, 1, "c")
+    bench.offload.held = True
+    keeper.check(StoreFailed("a disk that refuses"))  # the store is read again
+    assert keeper.store is None
+    answer = bench.ask(
+        Code.DELETE_SUBSCRIPTIONGROUP, DeleteGroupHeader("billing", True, None).to_fields()
+    )
+    assert answer.code != 0 and "read again" in str(answer.remark)
+    assert "billing" in tables.groups
+    assert tables.offsets.of_group("billing") == {"orders": {0: 1}}
+    bench.offload.run()
+    bench.offload.drain()
 
 
 def test_a_broker_that_starts_again_knows_which_topics_were_deleted(

@@ -15,6 +15,8 @@ from rmq_ray.remoting.wire import bodies_admin
 from rmq_ray.remoting.wire.codes import RequestCode as Code
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
+from rmq_ray.server.tables.broker_tables import FIRST_POSITIONS_MS
+from rmq_ray.server.tables.offset_table import OffsetTable, Tables
 from tests.support.brokers.broker_bench import Bench, unpacked
 from tests.support.faults.fake_peer import FakePeer
 
@@ -193,8 +195,30 @@ def test_the_first_position_of_a_group_in_a_queue_is_written_at_once(bench: Benc
     """
     update(bench, 3)
     assert saved(bench) == {0: 3}
+    bench.clock.advance_ms(FIRST_POSITIONS_MS)
     update(bench, 0, queue_id=1)
     assert saved(bench) == {0: 3, 1: 0}
+
+
+def test_groups_that_begin_together_are_written_together(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each write is one of the whole table."""
+    snapshot, written = OffsetTable.snapshot, []
+
+    def counted(table: OffsetTable) -> Tables:
+        written.append(snapshot(table))
+        return written[-1]
+
+    monkeypatch.setattr(bench.core.tables._offsets_saver, "_snapshot", lambda: counted(offsets))
+    offsets = bench.core.tables.offsets
+    for queue_id in range(100):
+        offsets.commit("orders", "billing", queue_id, 1, "c")
+    assert len(written) == 1
+    bench.clock.advance_ms(FIRST_POSITIONS_MS)
+    for _ in range(2):
+        bench.core.tick()
+    assert [len(found["orders", "billing"]) for found in written] == [1, 100]
 
 
 def test_a_group_that_is_set_back_is_written_at_once(bench: Bench) -> None:

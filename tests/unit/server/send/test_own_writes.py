@@ -22,6 +22,7 @@ from rmq_ray.remoting.wire.headers import (
     SendBackHeader,
     SendHeader,
 )
+from rmq_ray.server.tables import topic_table
 from tests.support.brokers.broker_bench import Bench, bodies_of
 
 RMQ_RAY = Path(__file__).resolve().parents[4] / "rmq_ray"
@@ -150,6 +151,25 @@ def test_what_waits_for_a_topic_that_was_deleted_is_dropped_or_refused(
     assert found(bench) == {}
 
 
+@pytest.mark.parametrize(("waits", "count"), [(delayed, "delayed"), (timed, "timed")])
+def test_a_table_without_room_for_the_topic_of_what_is_due_stops_nothing(
+    bench: Bench,
+    waits: Callable[[Bench], Finish],
+    count: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    finish = waits(bench)
+    topics = bench.core.tables.topics
+    topics.delete("orders")  # as a slave that was promoted does not know it
+    monkeypatch.setattr(topic_table, "TOPICS_MAX", len(topics.snapshot()[0]))
+    finish(bench)
+    status = bench.core.status()
+    assert (status[f"{count}_dropped"], status[f"{count}_delivered"]) == (1, 0)
+    monkeypatch.undo()
+    waits(bench)(bench)
+    assert bench.core.status()[f"{count}_delivered"] == 1
+
+
 def test_a_half_for_a_topic_that_was_deleted_is_given_up_by_the_next_check_and_not_asked_about(
     bench: Bench,
 ) -> None:
@@ -217,7 +237,7 @@ ADMITTED = "a client's send: TopicGate"
 OWN = "OwnWrites"
 INTERNAL = "a topic of the broker's own, or of a group, that is made where it is missing"
 WRITERS = {
-    ("server/delay/delay_service.py", "_deliver"): OWN,
+    ("server/delay/delay_service.py", "_store"): OWN,
     ("server/delay/timer_service.py", "_deliver_one"): OWN,
     ("server/delay/timer_service.py", "_roll"): OWN,
     ("server/delay/timer_service.py", "_write_cancel"): INTERNAL,
