@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -19,7 +20,7 @@ from rmq_ray.client.producer.producer import Producer
 from rmq_ray.client.pull.pull_consumer import PullConsumer
 from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.config import ReplicationMode
-from rmq_ray.errors import ConnectFailed, SendError, SendUnconfirmed, StoreFailed
+from rmq_ray.errors import AdminError, ConnectFailed, SendError, SendUnconfirmed, StoreFailed
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import SendStatus
 from rmq_ray.model.replica_roles import Role
@@ -86,6 +87,31 @@ def test_the_slave_of_a_killed_master_is_master_and_has_everything_acknowledged(
         collector.wait_for(22)
         assert {int(body) for body in collector.bodies} == set(range(22))
     eventually(lambda: pair.report(0).role is Role.SLAVE and pair.report(0).log_epoch == 2)
+
+
+def test_what_waits_is_told_alike_by_the_slave_that_was_promoted(pair: ElectedCluster) -> None:
+    pair.settled()
+    never = timedelta(hours=1)
+    with Producer("p", discovery=pair) as producer, closing(Admin(pair)) as admin:
+        for number in range(3):
+            producer.send("orders", b"%d" % number, delay=never)
+        producer.send("orders", b"at a level", delay_level=18)
+
+        def waiting() -> dict[str, int] | None:
+            try:
+                return admin.waiting().get("delayed")
+            except AdminError:  # while the master changes
+                return None
+
+        eventually(lambda: waiting() == {"orders": 4})
+        pair.settled()
+        pair.kill(0)
+        assert pair.elect() == 1
+        eventually(lambda: waiting() == {"orders": 4})
+        pair.start(0)
+        pair.settled()
+        producer.send("orders", b"later", delay=never)
+        eventually(lambda: waiting() == {"orders": 5})
 
 
 def test_producers_and_consumers_follow_a_promoted_slave_at_once(tmp_path: Path) -> None:
