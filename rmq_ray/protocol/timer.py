@@ -139,6 +139,44 @@ class DueWindow:
         self.end_ms = min(self.end_ms, end_ms)
 
 
+class OffsetSet:
+    """Offsets of messages that wait no more, asked for one at a time, and as an array: a sorted one
+    that nobody changes, so that a thread may keep it. Only what is new is sorted into it; what was
+    discarded may stay in it until it is half of it.
+    """
+
+    def __init__(self) -> None:
+        self._offsets: set[int] = set()
+        self._sorted: Array = np.empty(0, np.int64)
+        self._new: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def __contains__(self, offset: int) -> bool:
+        return offset in self._offsets
+
+    def add(self, offset: int) -> None:
+        """It waits no more."""
+        if offset not in self._offsets:
+            self._offsets.add(offset)
+            self._new.append(offset)
+
+    def discard(self, offset: int) -> None:
+        """It need not be remembered."""
+        self._offsets.discard(offset)
+
+    def array(self, begin: int = 0) -> Array:
+        """Those from ``begin`` on, rising."""
+        if len(self._sorted) + len(self._new) > 2 * len(self._offsets):
+            self._sorted = np.sort(np.fromiter(self._offsets, np.int64, len(self._offsets)))
+        elif self._new:
+            more = np.array(self._new, np.int64)
+            self._sorted = np.sort(np.concatenate((self._sorted, more)), kind="stable")
+        self._new.clear()
+        return self._sorted[np.searchsorted(self._sorted, begin) :]
+
+
 def nearest(rows: Array, limit: int) -> tuple[Array, int | None]:
     """The ``limit`` messages due first, and the due time from which on messages are missing then
     (None = none is).

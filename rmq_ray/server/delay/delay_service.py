@@ -24,7 +24,7 @@ from rmq_ray.server.base.counters import Counters
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.send.message_writer import MessageWriter, Origin
 from rmq_ray.server.send.own_writes import OwnWrites
-from rmq_ray.server.tables.waiting_counts import Look, WaitingCounts, together
+from rmq_ray.server.tables.waiting_counts import Budget, Look, WaitingCounts, together
 from rmq_ray.store.front.message_store import MessageStore
 
 log = logging.getLogger("rmq_ray.server")
@@ -77,11 +77,11 @@ class DelayService:
             self._levels[state.level - 1] = _Level(state.level, offset, offset)
             self._waiting[state.level - 1].reset()
 
-    def counting(self, store: MessageStore) -> Look:
+    def counting(self, store: MessageStore, budget: Budget) -> Look:
         """Messages that wait at any level, by the topic that they are for."""
         return together(
             [
-                waiting.look(store, state.next_offset, lambda _: range)
+                waiting.look(store, state.next_offset, lambda _: range, budget)
                 for state, waiting in zip(self._levels, self._waiting, strict=True)
             ]
         )

@@ -50,6 +50,7 @@ from rmq_ray.protocol.timer import (
     Array,
     Due,
     DueWindow,
+    OffsetSet,
     cancelling,
     nearest,
     release_timed,
@@ -62,7 +63,7 @@ from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.send.message_writer import MessageWriter, Origin
 from rmq_ray.server.send.own_writes import OwnWrites
 from rmq_ray.server.tables.topic_table import TopicTable
-from rmq_ray.server.tables.waiting_counts import Look, WaitingCounts, Waits
+from rmq_ray.server.tables.waiting_counts import Budget, Look, WaitingCounts, Waits
 from rmq_ray.store.front.message_store import MessageStore
 
 log = logging.getLogger("rmq_ray.server")
@@ -130,7 +131,7 @@ class TimerService:
         self._progress = self._safe = (saved.due_ms, saved.offset)
         self._first, self._cancel_from = saved.first, saved.cancel_from
         self._unsafe: deque[_Unsafe] = deque()
-        self._cancelled: set[int] = set()
+        self._cancelled = OffsetSet()
         self._cancel_order: deque[int] = deque()
         self._owed: deque[int] = deque()
         self._old: deque[tuple[int, int]] = deque()
@@ -167,7 +168,8 @@ class TimerService:
             codes = store.entries(TIMER_TOPIC, CANCELLED, at, CHUNK_ENTRIES)["code"].tolist()
             if not codes:
                 break
-            self._cancelled.update(codes)
+            for offset in codes:
+                self._cancelled.add(offset)
             self._cancel_order.extend(codes)
             at += len(codes)
         self._writer.timer_floor_ms = self._cap_ms
@@ -236,8 +238,7 @@ class TimerService:
         """In the loop. The returned work may run in any thread: about ``limit`` messages that wait,
         those due first, and whether there are more.
         """
-        cancelled = np.fromiter(self._cancelled, np.int64, len(self._cancelled))
-        cancelled.sort()
+        cancelled = self._cancelled.array()
         first, read, progress = self._first, self._read, self._progress
 
         def find(store: MessageStore) -> tuple[list[Due], bool]:
@@ -247,7 +248,7 @@ class TimerService:
 
         return find
 
-    def counting(self, store: MessageStore) -> Look:
+    def counting(self, store: MessageStore, budget: Budget) -> Look:
         """Messages that wait for their time, by the topic that they are for; not known by who does
         not deliver them.
         """
@@ -255,13 +256,13 @@ class TimerService:
             return lambda: None
 
         def waiting(begin: int) -> Waits:
-            cancelled = np.fromiter((at for at in self._cancelled if at >= begin), np.int64)
+            cancelled = self._cancelled.array(begin)
             order = ScanOrder(begin, 0, 0, NEVER_MS, self._progress, cancelled, 0, 0)
             return lambda low, high: set(
                 (rows := read_rows(store, low, high - low)[0])[_waits(rows, order), 1].tolist()
             )
 
-        return self._by_topic.look(store, self._first, waiting)
+        return self._by_topic.look(store, self._first, waiting, budget)
 
     # --- delivery ---------------------------------------------------------------------------------
 
@@ -425,14 +426,13 @@ class TimerService:
             - min(self._config.timer_roll_hours, self._config.store.reserved_hours * 2 // 3)
             * HOUR_MS,
         )
-        cancelled = np.fromiter(self._cancelled, np.int64, len(self._cancelled))
         order = ScanOrder(
             self._first,
             self._read,
             self.window.end_ms,
             now_ms + horizon,
             self._progress,
-            cancelled,
+            self._cancelled.array(),
             self._config.timer_window_messages,
             roll_below,
         )

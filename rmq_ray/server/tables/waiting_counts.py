@@ -6,8 +6,9 @@ level, until a time, as halves for their producer's word.
 
 Each record is read once, by the first question behind it; what ends below the cursor is taken off
 by who ends it. Nothing is written down: after a start, on a promoted slave, and when a topic was
-deleted, the next questions count anew, so many records each that none of them takes long; until
-they are through the number is unknown, and never 0.
+deleted, the next questions count anew, so many records each that none of them takes long, one
+question after the other; until they are through the number is unknown, and never 0. A question that
+comes meanwhile reads only what is short, a second time; else it is told that nobody knows.
 
 Decides only that. Which offsets still wait is told by who owns the queue (``Waiting``). What waits
 for a topic that is gone is dropped when it is due: it is not counted.
@@ -31,7 +32,9 @@ from rmq_ray.server.base.identity import Identity
 from rmq_ray.store.front.message_store import MessageStore
 
 READ_MAX = 50_000
-"""Records that one question reads: about 0.2 s."""
+"""Records that one question reads, of all queues: about 0.2 s."""
+SHORT = 1_024
+"""Records that two questions may read at a time: some ms."""
 PAGE_RECORDS, PAGE_BYTES = 1_024, 1 << 20
 PASSED_MAX = 16
 """Looks after which a reading that did not end is given up: it never began."""
@@ -41,6 +44,13 @@ Waiting = Callable[[int], Waits]
 """In the loop: notes what waits from this queue offset on."""
 Look = Callable[[], Counter[str] | None]
 """Runs in any thread: topic -> messages, None = not known yet. Raises the store's errors."""
+
+
+@dataclass(slots=True)
+class Budget:
+    """Records that the looks of one question may read yet."""
+
+    left: int
 
 
 @dataclass(slots=True)
@@ -96,7 +106,7 @@ class WaitingCounts:
         else:
             self._left.append((offset, topic))
 
-    def look(self, store: MessageStore, low: int, waiting: Waiting) -> Look:
+    def look(self, store: MessageStore, low: int, waiting: Waiting, budget: Budget) -> Look:
         """``low``: nothing below waits. Raises the store's errors."""
         if store.lives.changes != self._changes:
             self._changes = store.lives.changes
@@ -107,7 +117,11 @@ class WaitingCounts:
         counted = self._counts.copy()
         if begin >= high:
             return lambda: +counted
-        reading, waits = _Reading(begin, min(high, begin + READ_MAX)), waiting(begin)
+        count = min(high - begin, budget.left)
+        if not count or (self._reading is not None and count > SHORT):
+            return lambda: None
+        budget.left -= count
+        reading, waits = _Reading(begin, begin + count), waiting(begin)
         if self._reading is None:
             self._reading, self._read_to = reading, reading.end
 
@@ -184,9 +198,9 @@ class WaitingMessages:
     def __init__(
         self,
         identity: Identity,
-        levels: Callable[[MessageStore], Look],
-        times: Callable[[MessageStore], Look],
-        halves: Callable[[MessageStore], Look],
+        levels: Callable[[MessageStore, Budget], Look],
+        times: Callable[[MessageStore, Budget], Look],
+        halves: Callable[[MessageStore, Budget], Look],
     ) -> None:
         self._identity = identity
         self._levels = levels
@@ -198,11 +212,12 @@ class WaitingMessages:
         topic, and each missing where it is not known, as on a slave.
         """
         looks: dict[str, Look] = {}
+        budget = Budget(READ_MAX)
         if store is not None and not self._identity.is_slave:
             # A store that fails or closes meanwhile is unknown, not empty.
             with contextlib.suppress(RmqError):
-                looks[DELAYED] = together([self._levels(store), self._times(store)])
-                looks[UNCOMMITTED] = self._halves(store)
+                looks[UNCOMMITTED] = self._halves(store, budget)
+                looks[DELAYED] = together([self._times(store, budget), self._levels(store, budget)])
 
         def read() -> dict[str, Counter[str]]:
             found: dict[str, Counter[str]] = {}

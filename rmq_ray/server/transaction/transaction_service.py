@@ -61,7 +61,7 @@ from rmq_ray.server.send.message_writer import MessageWriter, Origin
 from rmq_ray.server.send.own_writes import OwnWrites
 from rmq_ray.server.tables.offset_table import OffsetTable
 from rmq_ray.server.tables.topic_table import TopicTable
-from rmq_ray.server.tables.waiting_counts import Look, WaitingCounts, Waits
+from rmq_ray.server.tables.waiting_counts import Budget, Look, WaitingCounts, Waits
 from rmq_ray.store.front.message_store import AppendResult, MessageStore, StoredMessage
 
 log = logging.getLogger("rmq_ray.server")
@@ -190,7 +190,7 @@ class Transactions:
         store = self._keeper.store
         return 0 if store is None else self.window.pending(store.bounds(HALF_TOPIC, 0)[1])
 
-    def counting(self, store: MessageStore) -> Look:
+    def counting(self, store: MessageStore, budget: Budget) -> Look:
         """Half messages that have not ended, by the topic that they are for."""
 
         def waiting(begin: int) -> Waits:
@@ -199,7 +199,7 @@ class Transactions:
                 at for at in range(low, high) if at - begin >= len(ended) or not ended[at - begin]
             }
 
-        return self._by_topic.look(store, self.window.start, waiting)
+        return self._by_topic.look(store, self.window.start, waiting, budget)
 
     def pending_offsets(self, count: int) -> list[int]:
         """Queue offsets of the first halves that have not ended, ``count`` at most."""

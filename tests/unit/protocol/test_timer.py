@@ -12,6 +12,7 @@ from rmq_ray.model.topics import TIMER_TOPIC
 from rmq_ray.protocol.timer import (
     HEAP_MAX,
     DueWindow,
+    OffsetSet,
     RecallHandle,
     asked_due_ms,
     is_timed,
@@ -147,3 +148,32 @@ def test_many_arrivals_leave_the_heap() -> None:
     for at in range(0, len(dues), 1_000):
         window.add(rows(*dues[at : at + 1_000]))
     assert len(window._heap) <= HEAP_MAX and drain(window, 1 << 40) == sorted(dues)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_offsets_that_wait_no_more_are_a_sorted_array_as_well(seed: int) -> None:
+    chance, kept, model, taken = random.Random(seed), OffsetSet(), set[int](), []
+    for _ in range(2_000):
+        offset = chance.randrange(500)
+        if chance.random() < 0.7:
+            kept.add(offset)
+            model.add(offset)
+        else:
+            kept.discard(offset)
+            model.discard(offset)
+        assert len(kept) == len(model) and (offset in kept) is (offset in model)
+        if chance.random() < 0.1:
+            begin = chance.randrange(500)
+            found = kept.array(begin)
+            told = found.tolist()
+            assert told == sorted(told) and {at for at in model if at >= begin} <= set(told)
+            assert len(set(kept.array().tolist())) <= 2 * len(model)
+            taken.append((found, told))
+    assert all(found.tolist() == told for found, told in taken), "a thread may keep it"
+
+
+def test_nothing_is_sorted_again_where_nothing_was_added() -> None:
+    kept = OffsetSet()
+    for offset in (7, 3, 5):
+        kept.add(offset)
+    assert np.shares_memory(kept.array(), kept.array(5)) and kept.array(5).tolist() == [5, 7]

@@ -21,7 +21,7 @@ from rmq_ray.remoting.wire.headers import EndTransactionHeader, SendBackHeader, 
 from rmq_ray.remoting.wire.overview import ask_overview, read_overview
 from rmq_ray.server.admin.overview import _Sight
 from rmq_ray.server.tables import waiting_counts
-from rmq_ray.server.tables.waiting_counts import PASSED_MAX
+from rmq_ray.server.tables.waiting_counts import PASSED_MAX, WaitingCounts
 from rmq_ray.store.front.message_store import MessageStore
 from tests.support.brokers.broker_bench import Bench
 
@@ -241,6 +241,48 @@ def test_more_than_one_question_reads_is_unknown_until_all_is_read(
         send(bench, b"d%d" % number, DELAY=5)
     assert [("delayed" in counts(bench)) for _ in range(4)] == [False, False, True, True]
     assert delayed(bench) == {"orders": 10}
+
+
+def counted_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One entry for each record whose topic was read."""
+    topic_of, seen = WaitingCounts._topic_of, []
+
+    def counted(one: WaitingCounts, text: bytes, log_offset: int) -> str | None:
+        seen.append(log_offset)
+        return topic_of(one, text, log_offset)
+
+    monkeypatch.setattr(WaitingCounts, "_topic_of", counted)
+    return seen
+
+
+def test_one_question_reads_so_many_records_of_all_queues_together(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting_counts, "READ_MAX", 4)
+    read = counted_reads(monkeypatch)
+    for number in range(4):
+        for level in (4, 5):
+            send(bench, b"d%d-%d" % (level, number), DELAY=level)
+        send(bench, b"t%d" % number, TIMER_DELAY_MS=60_000)
+        send(bench, b"h%d" % number, TRAN_MSG="true", PGROUP="web")
+    for asked in range(1, 5):
+        found = counts(bench)
+        assert len(read) == 4 * asked
+        assert ("delayed" in found) is (asked == 4)
+    assert found == {"delayed": {"orders": 12}, "uncommitted": {"orders": 4}}
+
+
+def test_a_question_that_comes_during_a_long_reading_is_told_that_nobody_knows(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting_counts, "SHORT", 4)
+    read = counted_reads(monkeypatch)
+    for number in range(5):
+        send(bench, b"d%d" % number, DELAY=5)
+    first, second = look(bench), look(bench)
+    assert "delayed" not in second() and not read
+    assert first()["delayed"] == {"orders": 5} and delayed(bench) == {"orders": 5}
+    assert len(read) == 5
 
 
 def test_a_reading_that_never_begins_keeps_nobody_from_counting(
