@@ -441,8 +441,12 @@ class PopHandlers:
 
     def _withdraw(self, pop: PopRecords, command: Command) -> Command:
         """Nobody waits for this attempt any more, also if it comes only now: it leaves, and what it
-        took comes again at once.
+        took comes again at once. ``Refused`` without an attempt: each pop without one is meant.
         """
+        if not pop.attempt:
+            raise Refused(
+                "attempt 0 names no pop that could be withdrawn", ResponseCode.SYSTEM_ERROR
+            )
         self._withdrawn[pop.attempt] = None
         while len(self._withdrawn) > WITHDRAWN_MAX:
             self._withdrawn.popitem(last=False)

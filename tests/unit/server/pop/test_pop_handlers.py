@@ -780,6 +780,14 @@ def test_a_pop_for_which_nobody_waits_any_more_takes_nothing(bench: Bench, worke
     assert texts(worker.pop()) == [b"new"]
 
 
+def test_a_withdrawal_that_names_no_pop_is_refused_and_stops_none(
+    bench: Bench, worker: Worker
+) -> None:
+    bench.send(TOPIC, 0, [b"a"])
+    assert worker.ask(again=WITHDRAWN).code == ResponseCode.SYSTEM_ERROR
+    assert texts(worker.pop()) == [b"a"]
+
+
 def test_what_it_had_taken_comes_again_at_once_unless_something_became_of_it(
     bench: Bench, worker: Worker
 ) -> None:
