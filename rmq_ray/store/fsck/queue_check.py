@@ -323,7 +323,7 @@ class QueueCheck:
                         size,
                     )
             queue.load()
-            queue.begin_at(self._lives.begin(*key))
+            queue.begin_anew(self._lives.since(key[0]), self._lives.begin(*key))
         except StoreError as error:
             self._faults.add(f"consume queue {key[0]}/{key[1]} cannot be read: {error}")
             self._unreadable.add(key)

@@ -270,9 +270,16 @@ class ConsumeQueue:
         self._hidden = offset
         return self.min_offset != before
 
-    def begin_at(self, offset: int) -> None:
-        """What lies below belongs to a topic that was deleted: nobody finds it again."""
-        self._min = min(max(self._min, offset), self._max)
+    def begin_anew(self, log_offset: int, offset: int) -> bool:
+        """The topic was deleted when the log ended at ``log_offset`` and this queue at ``offset``:
+        nobody finds again what it has of then. True where it has something newer.
+
+        Places in the log decide: who knows nothing of deletions begins the next topic's queue at 0.
+        """
+        is_newer = self._log_end > log_offset
+        first = self._search(log_offset) if is_newer else offset
+        self._min = min(max(self._min, first), self._max)
+        return is_newer
 
     def first_at(self, log_offset: int) -> int:
         """The first queue offset whose record begins at or behind ``log_offset``; the maximum when

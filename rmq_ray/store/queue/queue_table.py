@@ -18,14 +18,13 @@ written.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from rmq_ray.codec.store_files import OURS
 from rmq_ray.errors import MessageIllegal, StoreMissing
 from rmq_ray.files import OPEN_FILES_MAX, FileCache, FileSystem
 from rmq_ray.model.topics import QUEUE_ID_MAX, is_storable
 from rmq_ray.store.queue.consume_queue import ConsumeQueue
 from rmq_ray.store.queue.consume_queue_ext import ConsumeQueueExt, ExtendedQueue, ExtSettings
+from rmq_ray.store.tables.topic_lives import TopicLives
 
 _PREFIX = "deleted-"
 
@@ -58,8 +57,7 @@ def remove_deleted_topics(deleted: list[tuple[str, str]], files: FileSystem) -> 
 
 class QueueTable:
     """Queues by (topic, queue id). ``files_max``: open descriptors over all queues. ``ext``: where
-    extension units are, None = never looked for. ``begin(topic, queue id)``: where the queue of a
-    topic that was deleted before begins.
+    extension units are, None = never looked for. ``lives``: which topics were deleted before.
     """
 
     def __init__(
@@ -69,9 +67,9 @@ class QueueTable:
         files: FileSystem,
         files_max: int = OPEN_FILES_MAX,
         ext: ExtSettings | None = None,
-        begin: Callable[[str, int], int] = lambda _topic, _queue_id: 0,
+        lives: TopicLives | None = None,
     ) -> None:
-        self._begin = begin
+        self._lives = TopicLives(root, files) if lives is None else lives
         self._ext = ext if ext is not None and (ext.enabled or files.is_dir(ext.root)) else None
         self.root = root
         self._entries_per_file = entries_per_file
@@ -85,11 +83,15 @@ class QueueTable:
 
     def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
         """(minimum, maximum) queue offset; alike where there is nothing to read."""
+        return self.look(topic, queue_id)[1:]
+
+    def look(self, topic: str, queue_id: int) -> tuple[ConsumeQueue | None, int, int]:
+        """``find`` and ``bounds``, of one moment: queues are made beside readers."""
         queue = self._queues.get((topic, queue_id))
         if queue is None:
-            begin = self._begin(topic, queue_id)
-            return begin, begin
-        return queue.min_offset, queue.max_offset
+            begin = self._lives.begin(topic, queue_id)
+            return None, begin, begin
+        return queue, queue.min_offset, queue.max_offset
 
     def get_or_create(self, topic: str, queue_id: int) -> ConsumeQueue:
         """The queue; a new one gets its directory with its first entry. ``MessageIllegal`` for a
@@ -195,14 +197,15 @@ class QueueTable:
         """Where the topic was deleted: nobody finds any more what its queues have of it. True when
         they have nothing else.
         """
-        is_old = True
+        if topic not in self._lives:
+            return False
+        is_old, since = True, self._lives.since(topic)
         for key in [key for key in list(self._queues) if key[0] == topic]:
-            begin, queue = self._begin(*key), self._queues[key]
-            if queue.max_offset < begin:
+            begin, queue = self._lives.begin(*key), self._queues[key]
+            if queue.begin_anew(since, begin):
+                is_old = False
+            elif queue.max_offset < begin:
                 self._drop(key)  # the new topic's messages do not follow what it has
-            elif begin:
-                queue.begin_at(begin)
-            is_old = is_old and 0 < begin >= queue.max_offset
         return is_old
 
     def detach_topic(self, topic: str, directory: str) -> int:

@@ -195,8 +195,8 @@ class LogReader:
                 recent, low, high = found
                 sizes = np.array(recent.sizes, np.int32)
                 return GetResult(GetMessageStatus.FOUND, high, low, high, sizes, [recent.data])
-        queue, place = self._queues.find(topic, queue_id), Place(topic, queue_id, offset)
-        low, high = self._queues.bounds(topic, queue_id)
+        place = Place(topic, queue_id, offset)
+        queue, low, high = self._queues.look(topic, queue_id)
         outside = _outside(offset, low, high)
         if outside is not None or queue is None:
             return outside or GetResult(GetMessageStatus.NO_MESSAGE_IN_QUEUE, high, low, high)

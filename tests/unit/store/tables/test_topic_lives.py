@@ -152,6 +152,38 @@ def test_queues_that_are_built_from_the_log_bring_nothing_back(again: bool) -> N
     assert after.send([b"f"], 9).base_queue_offset == (5 if again else 3)
 
 
+@pytest.mark.parametrize("count", [2, 250])
+@pytest.mark.parametrize("checkpoint", [True, False])
+def test_what_knows_nothing_of_deletions_may_write_the_next_topic_in_between(
+    checkpoint: bool, count: int
+) -> None:
+    rig, _ = deleted()
+    rig.store.flush()
+    disk = rig.disk.survivor(keep_all)
+    lives = TopicLives(ROOT, disk)
+    lives.load()
+    assert lives.begin(TOPIC, 0) == 3
+    for name in disk.list_dir(f"{ROOT}/rmq_ray"):
+        if name.startswith("topic_lives.json"):
+            disk.unlink(f"{ROOT}/rmq_ray/{name}")
+    between = rig.next_life(disk)
+    bodies = [b"%d" % number for number in range(count)]
+    assert between.send(bodies, 1).base_queue_offset == 0
+    between.settle()
+    between.store.flush()
+    disk = between.disk.survivor(keep_all) if checkpoint else without_checkpoint(between)
+    kept = TopicLives(ROOT, disk)
+    kept.replace(lives.snapshot())
+    kept.save(kept.snapshot())
+    after = between.next_life(disk)
+    for more in range(1, 4):  # and the next start finds it, too
+        assert after.bodies() == bodies
+        after.store.flush()
+        after = after.next_life(after.disk.survivor(keep_all))
+        bodies.append(b"more %d" % more)
+        assert after.send(bodies[-1:], 1 + more).base_queue_offset == count + more - 1
+
+
 def test_a_deletion_of_which_no_file_knows_when_the_power_fails_has_not_happened() -> None:
     rig = StoreRig()
     rig.send(OLD, 0)
