@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.source_rules import parsed
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "promises.md"
 SECTION, ROWS_MIN = "## Sentence by sentence", 30
@@ -26,7 +28,7 @@ def rows_of(text: str) -> list[tuple[str, str]]:
 def names_in(file: str) -> frozenset[str]:
     """Names of the test functions of a file; none where there is no file."""
     path = ROOT / file
-    tree = ast.parse(path.read_text("utf-8")) if path.is_file() else ast.Module([], [])
+    tree = parsed(path) if path.is_file() else ast.Module([], [])
     return frozenset(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
 
 
