@@ -47,6 +47,7 @@ from rmq_ray.errors import (
     TopicExists,
     TopicNotFound,
 )
+from rmq_ray.guard import why
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import Message
 from rmq_ray.ports import Discovery
@@ -89,6 +90,16 @@ class _Parts:
             )
             for row in rows
         }
+
+
+def _pickled(item: Any) -> bytes:
+    try:
+        return bytes(ray.cloudpickle.dumps(item))  # type: ignore[no-untyped-call]
+    except Exception as error:  # whatever the value's own code raises
+        raise ClientError(
+            f"a {type(item).__name__} cannot be pickled, nothing was put: {why(error)}",
+            type(item).__name__,
+        ) from error
 
 
 class Queue:
@@ -364,7 +375,7 @@ class Queue:
         except ClientError:
             if not self._pickle:
                 raise
-            body, kind = ray.cloudpickle.dumps(item), PICKLE  # type: ignore[no-untyped-call]
+            body, kind = _pickled(item), PICKLE
         return Message(self.name, body, tag=None if kind == BYTES else kind)
 
     def _taken(self, found: list[ReceivedMessage]) -> list[Any]:

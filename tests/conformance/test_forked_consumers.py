@@ -82,6 +82,28 @@ def test_a_child_is_refused_the_parents_consumer_and_starts_its_own(
     used.close()
 
 
+def test_a_message_is_settled_by_the_process_that_received_it(cluster: LiveCluster) -> None:
+    with Producer("p", discovery=cluster) as producer, simple(cluster) as consumer:
+        producer.send("t", b"settled")
+        (message,) = consumer.receive(1, wait=20)
+        ways: tuple[Callable[[], object], ...] = (
+            message.ack,
+            lambda: message.ack(wait=False),
+            message.nack,
+            message.reject,
+            lambda: message.extend(60),
+        )
+
+        def child() -> str:
+            for way in ways:
+                with pytest.raises(ClientError, match="before a fork"):
+                    way()
+            return "refused"
+
+        assert in_child(child) == "refused"
+        message.ack()
+
+
 def test_a_queue_begins_anew_in_a_child_and_the_items_taken_in_advance_stay_the_parents(
     cluster: LiveCluster,
 ) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -326,6 +326,23 @@ def test_a_topic_that_there_is_not_is_told_and_not_moved_in(
     ):
         with pytest.raises(TopicNotFound, match="no-such"):
             asked()
+
+
+def test_a_deletion_counts_what_waited_for_its_time_or_its_retry(
+    cluster: LiveCluster, admin: Admin
+) -> None:
+    def fails(_messages: Any, context: Any) -> Any:
+        context.delay_level_when_next_consume = 18
+        return RECONSUME_LATER
+
+    with consumer(cluster, "g", fails), Producer("p", discovery=cluster) as p:
+        send(cluster, 0, 3)
+        p.send("orders", b"later", delay=timedelta(hours=1))
+        waiting = {"%RETRY%g": 3, "orders": 1}
+        eventually(lambda: admin.waiting().get("delayed") == waiting)
+    eventually(lambda: not admin.group_clients("g"))
+    assert admin.delete_group("g") == {"%RETRY%g": 3}
+    assert admin.delete_topic("orders") == {"messages": 3, "waiting": 1, "groups": []}
 
 
 def test_deleting_what_is_not_there_is_the_same_error_here_and_on_the_command_line(

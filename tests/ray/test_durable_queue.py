@@ -98,6 +98,8 @@ def test_nothing_is_unpickled_that_a_handle_was_not_told_to(
     with pytest.raises(rmq.ClientError, match="a tuple is no plain value"):
         queue.put((1, 2))
     with rmq.Queue(queue.name, pickle=True, cluster=mq.name) as trusting:
+        with pytest.raises(rmq.ClientError, match="a lock cannot be pickled, nothing was put"):
+            trusting.put(threading.Lock())
         trusting.put((1, lambda: 7))
         with pytest.raises(rmq.ClientError, match="unpickles nothing; it stays"):
             queue.get(timeout=WAIT_S)

@@ -238,13 +238,14 @@ class Admin(AdminGroups, AdminSettings):
 
     def delete_topic(self, name: str) -> dict[str, Any]:
         """Delete a topic on every master and at the name server. Returns what went with it:
-        ``messages``, and the ``groups`` that had positions in it. ``TopicNotFound`` where no broker
-        has it.
+        ``messages``, those that were ``waiting`` for a retry, a time or a commit, and the
+        ``groups`` that had positions in it. ``TopicNotFound`` where no broker has it.
         """
         check_topic(name)
         self.route(name)
         fields = TopicHeader(topic=name).to_fields()
         messages, groups = 0, set[str]()
+        waited = self._waiting_for()[name]
         for broker, address in self.masters().items():
             answer = self._ask(
                 address,
@@ -255,7 +256,7 @@ class Admin(AdminGroups, AdminSettings):
             messages += int(told.get("messages", 0))
             groups.update(filter(None, told.get("groups", "").split(",")))
         self._forget_route(name)
-        return {"messages": messages, "groups": sorted(groups)}
+        return {"messages": messages, "waiting": waited, "groups": sorted(groups)}
 
     def route(self, name: str) -> TopicRoute:
         """Where a topic's queues are. ``TopicNotFound`` where nobody has it."""

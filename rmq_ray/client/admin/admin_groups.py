@@ -9,7 +9,9 @@ dicts.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -102,6 +104,14 @@ class AdminGroups(AdminLink):
                     continue
                 for topic, count in told[part].items():
                     found[part][topic] = found[part].get(topic, 0) + count
+        return found
+
+    def _waiting_for(self) -> Counter[str]:
+        """Topic -> all that waits for it, as far as that is told now."""
+        found: Counter[str] = Counter()
+        with suppress(AdminError):  # what is told beside an answer keeps nobody from it
+            for counts in self.waiting().values():
+                found.update(counts)
         return found
 
     def group_lag(self, group: str) -> list[dict[str, Any]]:
@@ -334,7 +344,8 @@ class AdminGroups(AdminLink):
     def delete_group(self, group: str, *, keep_dead_letters: bool = False) -> dict[str, int]:
         """Forget the group on every master: its positions, what waits to be consumed again, and its
         dead letters unless ``keep_dead_letters``; a group of that name begins anew. Returns the
-        topics that went along and how many messages they held. ``AdminError`` while a consumer of
+        topics that went along and how many messages they held, those that waited for their retry
+        among them. ``AdminError`` while a consumer of
         it runs, ``GroupNotFound``.
         """
         if clients := {row["client_id"] for row in self.group_clients(group)}:
@@ -343,6 +354,7 @@ class AdminGroups(AdminLink):
             )
         fields = DeleteGroupHeader(group, True, keep_dead_letters or None).to_fields()
         gone: dict[str, int] = {}
+        waited = self._waiting_for()
         for broker, address in self.masters().items():
             answer = self._ask(
                 address,
@@ -353,6 +365,7 @@ class AdminGroups(AdminLink):
                 topic, _, count = told.partition("=")
                 gone[topic] = gone.get(topic, 0) + int(count)
         for topic in gone:
+            gone[topic] += waited[topic]
             self._forget_route(topic)
         return gone
 

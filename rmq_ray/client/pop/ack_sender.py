@@ -16,6 +16,7 @@ was over (both counted and logged).
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.instance.timers import DelayedCalls
 from rmq_ray.client.pop.receipts import ClientLease, SettleTask
 from rmq_ray.errors import (
+    ClientError,
     ConnectFailed,
     ConsumeError,
     MalformedFrame,
@@ -77,6 +79,7 @@ class AckSender:
         self._group = group
         self._timeout_ms = timeout_ms
         self._later = later
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._gathered: dict[ClientLease, int] = {}
         self._planned = False
@@ -85,6 +88,7 @@ class AckSender:
 
     def settle(self, tasks: Sequence[SettleTask]) -> None:
         """See ``receipts.Settler``."""
+        self._check_process()
         stale = self._settle(tasks, self._timeout_ms)
         if stale:
             what = "the message's time was" if stale == 1 else f"the time of {stale} messages was"
@@ -96,6 +100,7 @@ class AckSender:
 
     def settle_later(self, tasks: Sequence[SettleTask]) -> None:
         """See ``receipts.Settler``; acknowledgements only."""
+        self._check_process()
         with self._lock:
             for task in tasks:
                 self._gathered[task.lease] = self._gathered.get(task.lease, 0) | task.mask
@@ -109,6 +114,14 @@ class AckSender:
     def give_back_later(self, tasks: Sequence[SettleTask]) -> None:
         """See ``receipts.Settler``."""
         self._later.after(0, lambda: self._give_back(tasks))
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise ClientError(
+                f"the message was received before a fork: the consumer of {self._group!r} belongs "
+                f"to the parent process, which settles it; receive with one of your own here",
+                self._group,
+            )
 
     def _give_back(self, tasks: Sequence[SettleTask]) -> None:
         try:

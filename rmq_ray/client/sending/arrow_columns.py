@@ -444,7 +444,7 @@ def _too_large(column: str, row: int, size: int, limit: int) -> MessageTooLarge:
 
 def _wrong_type(column: str, kind: Any, wanted: str) -> ClientError:
     return ClientError(
-        f"column {column!r} has type {kind}, {wanted} is needed; cast it first, e.g. with "
-        f"pyarrow.compute.cast",
+        f"column {column!r} has type {kind}, {wanted} is needed; make it one first, e.g. "
+        f"pyarrow.array(column.to_pylist(), type)",
         column,
     )
