@@ -18,25 +18,15 @@ written.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from rmq_ray.codec.store_files import OURS
 from rmq_ray.errors import MessageIllegal, StoreMissing
 from rmq_ray.files import OPEN_FILES_MAX, FileCache, FileSystem
 from rmq_ray.model.topics import QUEUE_ID_MAX, is_storable
 from rmq_ray.store.queue.consume_queue import ConsumeQueue
 from rmq_ray.store.queue.consume_queue_ext import ConsumeQueueExt, ExtendedQueue, ExtSettings
+from rmq_ray.store.tables.topic_lives import TopicLives
 
 _PREFIX = "deleted-"
-
-
-def deleted_topic_directory(root: str, topic: str, files: FileSystem) -> str:
-    """A directory of that kind which is not there yet."""
-    names = set(files.list_dir(f"{root}/{OURS}"))
-    number = 0
-    while f"{_PREFIX}{number}-{topic}" in names:  # ends: the names are finite
-        number += 1
-    return f"{root}/{OURS}/{_PREFIX}{number}-{topic}"
 
 
 def deleted_topics(root: str, files: FileSystem) -> list[tuple[str, str]]:
@@ -58,8 +48,7 @@ def remove_deleted_topics(deleted: list[tuple[str, str]], files: FileSystem) -> 
 
 class QueueTable:
     """Queues by (topic, queue id). ``files_max``: open descriptors over all queues. ``ext``: where
-    extension units are, None = never looked for. ``begin(topic, queue id)``: where the queue of a
-    topic that was deleted before begins.
+    extension units are, None = never looked for. ``lives``: which topics were deleted before.
     """
 
     def __init__(
@@ -69,9 +58,9 @@ class QueueTable:
         files: FileSystem,
         files_max: int = OPEN_FILES_MAX,
         ext: ExtSettings | None = None,
-        begin: Callable[[str, int], int] = lambda _topic, _queue_id: 0,
+        lives: TopicLives | None = None,
     ) -> None:
-        self._begin = begin
+        self._lives = TopicLives(root, files) if lives is None else lives
         self._ext = ext if ext is not None and (ext.enabled or files.is_dir(ext.root)) else None
         self.root = root
         self._entries_per_file = entries_per_file
@@ -85,9 +74,12 @@ class QueueTable:
 
     def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
         """(minimum, maximum) queue offset; alike where there is nothing to read."""
-        queue = self._queues.get((topic, queue_id))
+        return self.bounds_of(self._queues.get((topic, queue_id)), topic, queue_id)
+
+    def bounds_of(self, queue: ConsumeQueue | None, topic: str, queue_id: int) -> tuple[int, int]:
+        """The same of what ``find`` gave: another thread may make the queue meanwhile."""
         if queue is None:
-            begin = self._begin(topic, queue_id)
+            begin = self._lives.begin(topic, queue_id)
             return begin, begin
         return queue.min_offset, queue.max_offset
 
@@ -133,8 +125,6 @@ class QueueTable:
                     queue = self._make(topic, int(name))
                     queue.load()
                     self._queues[topic, int(name)] = queue
-            if self.begin_anew(topic):
-                self.delete_topic(topic)
 
     def maxima(self) -> dict[tuple[str, int], int]:
         """The next queue offset of every queue: what our checkpoint keeps."""
@@ -192,22 +182,34 @@ class QueueTable:
         return len(keys)
 
     def begin_anew(self, topic: str) -> bool:
-        """Where the topic was deleted: nobody finds any more what its queues have of it. True when
-        they have nothing else.
+        """The topic was deleted: nobody finds any more what its queues have of it, or still get.
+        True when they have nothing else. The disk stays as it is.
         """
-        is_old = True
-        for key in [key for key in list(self._queues) if key[0] == topic]:
-            begin, queue = self._begin(*key), self._queues[key]
-            if queue.max_offset < begin:
-                self._drop(key)  # the new topic's messages do not follow what it has
-            elif begin:
-                queue.begin_at(begin)
-            is_old = is_old and 0 < begin >= queue.max_offset
-        return is_old
+        since = self._lives.since(topic)
+        return all(
+            [
+                queue.begin_anew(since, self._lives.begin(topic, queue_id))
+                for name, queue_id, queue in self.all()
+                if name == topic
+            ]
+        )
 
-    def detach_topic(self, topic: str, directory: str) -> int:
-        """Forget all queues of a topic and move their files to ``directory`` (not there yet, same
-        disk): quick, one rename. Returns how many queues.
+    def settle_deleted(self) -> None:
+        """After a recovery: what is only of topics that were deleted goes."""
+        for topic in self.topics():
+            if topic not in self._lives:
+                continue
+            if self.begin_anew(topic):
+                self.detach_topic(topic)
+            since = self._lives.since(topic)
+            for key in [key for key in list(self._queues) if key[0] == topic]:
+                queue = self._queues[key]
+                if queue.max_log_offset <= since and queue.max_offset < self._lives.begin(*key):
+                    self._drop(key)  # the new topic's messages do not follow what it has
+
+    def detach_topic(self, topic: str) -> int:
+        """Forget all queues of a topic and move their files to a ``deleted-`` directory: quick, one
+        rename. Returns how many queues.
         """
         keys = [key for key in list(self._queues) if key[0] == topic]
         for key in keys:
@@ -216,8 +218,16 @@ class QueueTable:
                 queue.ext.delete()
             queue.close()
         if keys and self._files.exists(f"{self.root}/{topic}"):
-            self._files.rename(f"{self.root}/{topic}", directory)
+            self._files.rename(f"{self.root}/{topic}", self._deleted_directory(topic))
         return len(keys)
+
+    def _deleted_directory(self, topic: str) -> str:
+        """One that is not there yet."""
+        ours = f"{self.root.rpartition('/')[0]}/{OURS}"
+        names, number = set(self._files.list_dir(ours)), 0
+        while f"{_PREFIX}{number}-{topic}" in names:  # ends: the names are finite
+            number += 1
+        return f"{ours}/{_PREFIX}{number}-{topic}"
 
     def flush_all(self) -> int:
         """Sync every queue that has something unsynced; returns how many were synced. May run

@@ -88,6 +88,8 @@ def restart(
     durable = ours.log_position if ours is not None and (ours.synced or same_boot) else 0
     check_reaches(chain, durable)
     queues = _load_queues(around)
+    if ours is not None:
+        ours = replace(ours, queues=_expected(around, ours, queues))
     begin, index = _choose_begin(around, chain, queues, ours if durable else None, report)
     parts = _build(around, chain, queues, index)
     if cut_at is not None:
@@ -111,6 +113,7 @@ def restart(
     if not around.follows:
         around.lives.cut_to(report.end)
         around.lives.save(around.lives.snapshot())
+    queues.settle_deleted()
     # the epoch is on disk before the first record, and long before anything notes that record
     ever_written = seen > 0 or parts.epochs.current > 0
     power_lost = (
@@ -149,7 +152,7 @@ def _load_queues(around: Surroundings) -> QueueTable:
         config.consume_queue_entries,
         around.files,
         ext=ext,
-        begin=around.lives.begin,
+        lives=around.lives,
     )
     queues.load_all()
     return queues
@@ -189,27 +192,33 @@ def _build(
 
 
 def _our_checkpoint(around: Surroundings, identity: str) -> RecoveryPoint | None:
-    """The checkpoint, without queues whose topics were deleted after it; None when it is of
-    another store.
-    """
+    """The checkpoint; None when it is of another store."""
     found = load_recovery_point(around.files, f"{around.root}/{OURS}/checkpoint")
-    lives = around.lives
-    gone = {topic for topic, _ in deleted_topics(around.root, around.files) if topic not in lives}
-    if found is not None:
-        found = replace(
-            found,
-            queues={
-                key: offset
-                for key, offset in found.queues.items()
-                if key[0] not in gone and (offset > lives.begin(*key) or not offset)
-            },
-        )
     if found is not None and found.identity != identity:
         logger.warning(
             "the checkpoint in %s belongs to store %s: not used", around.root, found.identity
         )
         return None
     return found
+
+
+def _expected(
+    around: Surroundings, ours: RecoveryPoint, queues: QueueTable
+) -> dict[tuple[str, int], int]:
+    """The checkpoint's queues, without those that are not there because their topics were deleted
+    after it. Where that is in doubt they count as missing, and everything is read.
+    """
+    lives = around.lives
+    gone = {topic for topic, _ in deleted_topics(around.root, around.files)}
+
+    def is_expected(topic: str, queue_id: int, offset: int) -> bool:
+        if topic not in lives:
+            return topic not in gone
+        if queues.find(topic, queue_id) is not None or offset > lives.begin(topic, queue_id):
+            return True
+        return topic not in gone and ours.log_position > lives.since(topic)
+
+    return {key: offset for key, offset in ours.queues.items() if is_expected(*key, offset)}
 
 
 def _choose_begin(
