@@ -14,6 +14,7 @@ from rmq_ray.errors import StoreCorrupt
 from rmq_ray.model.pulling import GetMessageStatus
 from rmq_ray.store.front.message_store import MessageStore
 from rmq_ray.store.reading.filtered_reading import Condition
+from rmq_ray.store.reading.log_reader import LogReader
 from rmq_ray.store.tables import topic_lives
 from rmq_ray.store.tables.topic_lives import Life, TopicLives, decode_lives, encode_lives
 from tests.support.brokers.store_rig import ROOT, StoreRig, small_config
@@ -216,6 +217,22 @@ def test_what_is_written_after_a_log_lost_its_end_is_newer_than_every_deletion()
     assert after.bodies() == NEW
     after.store.flush()
     assert after.next_life(after.disk.survivor(keep_none, "boot-3")).bodies() == NEW
+
+
+def test_a_key_of_a_deleted_topic_costs_no_read_of_its_records(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig, _ = deleted()
+    rig.send(NEW, 1, **KEYED)
+    read: list[int] = []
+    record_at = LogReader.record_at
+
+    def noted(reader: LogReader, log_offset: int, limit: int) -> bytes | None:
+        read.append(log_offset)
+        return record_at(reader, log_offset, limit)
+
+    monkeypatch.setattr(LogReader, "record_at", noted)
+    assert len(rig.store.query(TOPIC, "k", 10, 0, 1 << 60)) == len(read) == len(NEW)
 
 
 def test_a_second_deletion_keeps_the_ends_of_queues_that_the_second_topic_did_not_use() -> None:
