@@ -110,7 +110,7 @@ def restart(
     _cut(parts, report)
     _sync(chain, min(begin, durable), report.end)
     parts.log.set_end(report.end)
-    if not around.follows:
+    if not around.follows or cut_at is not None:
         around.lives.cut_to(report.end)
         around.lives.save(around.lives.snapshot())
     queues.settle_deleted()
