@@ -16,6 +16,7 @@ loses nothing there, it begins where the queue does.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from heapq import nlargest
 from typing import Any
 
@@ -132,15 +133,28 @@ class Upkeep:
         store, topics = self._keeper.store, self._tables.topics
         if store is None:
             raise self._keeper.refusal()
-        for topic in sorted(store.topics()):
-            if topics.get(topic) is None and not topics.is_system(topic):
-                if not self._identity.is_slave:  # which has its master's deletions
-                    store.end_topic(topic)
-                count = store.delete_topic(topic)
-                self._tables.offsets.forget_topic(topic)
-                log.info("%d queues of topic %s, which is no more, were removed", count, topic)
-        self._tables.save_topics()
+        unused = [
+            topic
+            for topic in sorted(store.topics())
+            if topics.get(topic) is None and not topics.is_system(topic)
+        ]
+        for topic in unused:
+            if not self._identity.is_slave:  # which has its master's deletions
+                store.end_topic(topic)
+            self._tables.offsets.forget_topic(topic)
+        self._tables.save_topics(lambda error: self._free(unused) if error is None else None)
         return command.answer()
+
+    def _free(self, topics: Sequence[str]) -> None:
+        """Their ends are on disk."""
+        store = self._keeper.store
+        for topic in topics if store is not None else ():
+            try:
+                count = store.delete_topic(topic)  # type: ignore[union-attr]
+            except RmqError as error:
+                log.warning("queues of %s, which is no more, stay: %s", topic, error)
+            else:
+                log.info("%d queues of topic %s, which is no more, were removed", count, topic)
 
     def status(self) -> dict[str, Any]:
         """``expired_messages``, and of which groups."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -505,9 +505,13 @@ class ReplicaTables:
         store = self._parts.keeper.store
         if isinstance(store, FollowerStore):
             store.take_lives(lives)
-        tables.save_topics()
+        tables.save_topics(lambda error: self._free(gone) if error is None else None)
         tables.on_topics()
-        for topic in gone if store is not None else ():
+
+    def _free(self, topics: Iterable[str]) -> None:
+        """Their ends are on disk."""
+        store = self._parts.keeper.store
+        for topic in topics if store is not None else ():
             try:
                 store.delete_topic(topic)  # type: ignore[union-attr]
             except RmqError as error:

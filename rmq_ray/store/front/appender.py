@@ -125,13 +125,19 @@ class Appender:
         self._store_host = store_host
         self._store_host_bytes = pack_host_v4(*store_host)
 
-    def ends_of(self, topic: str) -> dict[int, int]:
-        """Queue id -> the offset that the next message of that queue gets."""
-        return {
-            queue_id: offset
-            for (name, queue_id), offset in self._next_offsets.items()
-            if name == topic
-        }
+    def end_topic(self, topic: str) -> None:
+        """The topic is deleted: should it be made again, its queues go on behind the end of every
+        topic of that name. The caller holds the lock of what is visible.
+        """
+        parts = self._parts
+        ends: dict[int, int] = {}
+        for (name, queue_id), offset in self._next_offsets.items():
+            if name == topic:
+                if parts.queues.bounds(topic, queue_id)[1] < offset:
+                    parts.queues.get_or_create(topic, queue_id)  # for what waits to be visible
+                ends[queue_id] = max(offset, parts.lives.begin(topic, queue_id))
+        self._next_offsets |= {(topic, queue_id): end for queue_id, end in ends.items()}
+        parts.lives.end(topic, parts.log.end, ends, parts.log.begin)
 
     def append_frame(
         self,

@@ -48,7 +48,6 @@ from rmq_ray.store.queue.dispatcher import (
     ArrivalListener,
     DispatchRules,
 )
-from rmq_ray.store.queue.queue_table import deleted_topic_directory
 from rmq_ray.store.reading.filtered_reading import Condition, get_matching
 from rmq_ray.store.reading.log_reader import GetResult, Recent
 from rmq_ray.store.reading.record_lookup import (
@@ -609,13 +608,12 @@ class MessageStore:
     def end_topic(self, topic: str) -> None:
         """The topic is deleted: from now on nothing that was written to it is found, by any way;
         its records stay in the log until retention takes them. Durable when ``lives`` are saved,
-        after which ``delete_topic`` frees the disk.
+        after which ``delete_topic`` frees the disk: until then nothing is removed.
         """
         parts, appender = self.readable(), self._appender
         assert appender is not None, "a store that was started"
-        parts.visibility.forget_topic(topic)
         with parts.visibility.lock:
-            self.lives.end(topic, parts.log.end, appender.ends_of(topic), parts.log.begin)
+            appender.end_topic(topic)
             parts.queues.begin_anew(topic)
             parts.reader.forget()
 
@@ -628,9 +626,8 @@ class MessageStore:
         with parts.visibility.lock:
             if topic in self.lives and not parts.queues.begin_anew(topic):
                 return 0
-            deleted = parts.queues.detach_topic(
-                topic, deleted_topic_directory(self._config.path, topic, self._around.files)
-            )
+            parts.visibility.forget_topic(topic, self.lives.since(topic))
+            deleted = parts.queues.detach_topic(topic)
             parts.reader.forget()
         if deleted and self._checkpointer is not None:
             self._checkpointer.request()

@@ -323,7 +323,8 @@ class QueueCheck:
                         size,
                     )
             queue.load()
-            queue.begin_anew(self._lives.since(key[0]), self._lives.begin(*key))
+            if key[0] in self._lives:
+                queue.begin_anew(self._lives.since(key[0]), self._lives.begin(*key))
         except StoreError as error:
             self._faults.add(f"consume queue {key[0]}/{key[1]} cannot be read: {error}")
             self._unreadable.add(key)

@@ -39,6 +39,7 @@ class ConsumeQueue:
     """
 
     __slots__ = (
+        "_born",
         "_cache",
         "_file_bytes",
         "_files",
@@ -68,6 +69,7 @@ class ConsumeQueue:
         self._first_start = self._last_start = -1  # bytes; -1 = no file yet
         self._last = ""  # path of the last file
         self._min = self._max = self._flushed = 0
+        self._born = 0  # what lies below is of a topic that was deleted
         self._hidden = 0  # readers find nothing below it, though the log still has it
         self._log_end = 0
         self._new_names = _NO_NAMES
@@ -80,7 +82,10 @@ class ConsumeQueue:
     @property
     def min_offset(self) -> int:
         """First queue offset that readers may ask for."""
-        return self._min if self._hidden <= self._min else min(self._hidden, self._max)
+        low = self._min
+        if self._hidden > low or self._born > low:
+            low = min(max(self._hidden, self._born), self._max)
+        return low
 
     @property
     def log_min_offset(self) -> int:
@@ -232,6 +237,7 @@ class ConsumeQueue:
         self._max = offset
         self._min = min(self._min, offset)
         self._hidden = min(self._hidden, offset)
+        self._born = min(self._born, offset)
         self._flushed = min(self._flushed, offset)
         self._log_end = self._end_before(offset)
         return dropped
@@ -271,15 +277,17 @@ class ConsumeQueue:
         return self.min_offset != before
 
     def begin_anew(self, log_offset: int, offset: int) -> bool:
-        """The topic was deleted when the log ended at ``log_offset`` and this queue at ``offset``:
-        nobody finds again what it has of then. True where it has something newer.
+        """The topic was deleted when the log ended at ``log_offset``, and this queue at ``offset``:
+        nobody finds what it has of then, or still gets. True when it has nothing else.
 
         Places in the log decide: who knows nothing of deletions begins the next topic's queue at 0.
         """
-        is_newer = self._log_end > log_offset
-        first = self._search(log_offset) if is_newer else offset
-        self._min = min(max(self._min, first), self._max)
-        return is_newer
+        is_old = self._log_end <= log_offset
+        if not is_old:
+            first = self._search(log_offset)
+            offset = max(first, min(offset, self._first_kept(first)))
+        self._born = offset
+        return is_old
 
     def first_at(self, log_offset: int) -> int:
         """The first queue offset whose record begins at or behind ``log_offset``; the maximum when
@@ -330,7 +338,7 @@ class ConsumeQueue:
             self._files.unlink(path)
         self._files.remove_dir(self.directory)
         self._first_start = self._last_start = -1
-        self._min = self._max = self._flushed = self._log_end = self._hidden = 0
+        self._min = self._max = self._flushed = self._log_end = self._hidden = self._born = 0
 
     def close(self) -> None:
         """Let go of open files."""

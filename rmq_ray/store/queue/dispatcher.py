@@ -364,12 +364,14 @@ class Visibility:
             self._waiting.popleft()
         return self.offset
 
-    def forget_topic(self, topic: str) -> None:
-        """The topic goes: what waits for it stays in the log only."""
+    def forget_topic(self, topic: str, log_offset: int) -> None:
+        """The topic goes: what waits for it below ``log_offset`` stays in the log only."""
         kept: deque[tuple[Written, int, int, int, int]] = deque()
         for waiting in self._waiting:
             frame = waiting[0]
-            if isinstance(frame, MixedFrame):
+            if waiting[2] >= log_offset:
+                pass
+            elif isinstance(frame, MixedFrame):
                 frame.forget_topic(topic)
             elif frame.topic == topic:
                 continue

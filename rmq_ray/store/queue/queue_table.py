@@ -29,15 +29,6 @@ from rmq_ray.store.tables.topic_lives import TopicLives
 _PREFIX = "deleted-"
 
 
-def deleted_topic_directory(root: str, topic: str, files: FileSystem) -> str:
-    """A directory of that kind which is not there yet."""
-    names = set(files.list_dir(f"{root}/{OURS}"))
-    number = 0
-    while f"{_PREFIX}{number}-{topic}" in names:  # ends: the names are finite
-        number += 1
-    return f"{root}/{OURS}/{_PREFIX}{number}-{topic}"
-
-
 def deleted_topics(root: str, files: FileSystem) -> list[tuple[str, str]]:
     """(topic, directory) of every deletion that is not finished."""
     ours = f"{root}/{OURS}"
@@ -83,15 +74,14 @@ class QueueTable:
 
     def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
         """(minimum, maximum) queue offset; alike where there is nothing to read."""
-        return self.look(topic, queue_id)[1:]
+        return self.bounds_of(self._queues.get((topic, queue_id)), topic, queue_id)
 
-    def look(self, topic: str, queue_id: int) -> tuple[ConsumeQueue | None, int, int]:
-        """``find`` and ``bounds``, of one moment: queues are made beside readers."""
-        queue = self._queues.get((topic, queue_id))
+    def bounds_of(self, queue: ConsumeQueue | None, topic: str, queue_id: int) -> tuple[int, int]:
+        """The same of what ``find`` gave: another thread may make the queue meanwhile."""
         if queue is None:
             begin = self._lives.begin(topic, queue_id)
-            return None, begin, begin
-        return queue, queue.min_offset, queue.max_offset
+            return begin, begin
+        return queue.min_offset, queue.max_offset
 
     def get_or_create(self, topic: str, queue_id: int) -> ConsumeQueue:
         """The queue; a new one gets its directory with its first entry. ``MessageIllegal`` for a
@@ -135,8 +125,6 @@ class QueueTable:
                     queue = self._make(topic, int(name))
                     queue.load()
                     self._queues[topic, int(name)] = queue
-            if self.begin_anew(topic):
-                self.delete_topic(topic)
 
     def maxima(self) -> dict[tuple[str, int], int]:
         """The next queue offset of every queue: what our checkpoint keeps."""
@@ -194,23 +182,34 @@ class QueueTable:
         return len(keys)
 
     def begin_anew(self, topic: str) -> bool:
-        """Where the topic was deleted: nobody finds any more what its queues have of it. True when
-        they have nothing else.
+        """The topic was deleted: nobody finds any more what its queues have of it, or still get.
+        True when they have nothing else. The disk stays as it is.
         """
-        if topic not in self._lives:
-            return False
-        is_old, since = True, self._lives.since(topic)
-        for key in [key for key in list(self._queues) if key[0] == topic]:
-            begin, queue = self._lives.begin(*key), self._queues[key]
-            if queue.begin_anew(since, begin):
-                is_old = False
-            elif queue.max_offset < begin:
-                self._drop(key)  # the new topic's messages do not follow what it has
-        return is_old
+        since = self._lives.since(topic)
+        return all(
+            [
+                queue.begin_anew(since, self._lives.begin(topic, queue_id))
+                for name, queue_id, queue in self.all()
+                if name == topic
+            ]
+        )
 
-    def detach_topic(self, topic: str, directory: str) -> int:
-        """Forget all queues of a topic and move their files to ``directory`` (not there yet, same
-        disk): quick, one rename. Returns how many queues.
+    def settle_deleted(self) -> None:
+        """After a recovery: what is only of topics that were deleted goes."""
+        for topic in self.topics():
+            if topic not in self._lives:
+                continue
+            if self.begin_anew(topic):
+                self.detach_topic(topic)
+            since = self._lives.since(topic)
+            for key in [key for key in list(self._queues) if key[0] == topic]:
+                queue = self._queues[key]
+                if queue.max_log_offset <= since and queue.max_offset < self._lives.begin(*key):
+                    self._drop(key)  # the new topic's messages do not follow what it has
+
+    def detach_topic(self, topic: str) -> int:
+        """Forget all queues of a topic and move their files to a ``deleted-`` directory: quick, one
+        rename. Returns how many queues.
         """
         keys = [key for key in list(self._queues) if key[0] == topic]
         for key in keys:
@@ -219,8 +218,16 @@ class QueueTable:
                 queue.ext.delete()
             queue.close()
         if keys and self._files.exists(f"{self.root}/{topic}"):
-            self._files.rename(f"{self.root}/{topic}", directory)
+            self._files.rename(f"{self.root}/{topic}", self._deleted_directory(topic))
         return len(keys)
+
+    def _deleted_directory(self, topic: str) -> str:
+        """One that is not there yet."""
+        ours = f"{self.root.rpartition('/')[0]}/{OURS}"
+        names, number = set(self._files.list_dir(ours)), 0
+        while f"{_PREFIX}{number}-{topic}" in names:  # ends: the names are finite
+            number += 1
+        return f"{ours}/{_PREFIX}{number}-{topic}"
 
     def flush_all(self) -> int:
         """Sync every queue that has something unsynced; returns how many were synced. May run

@@ -195,11 +195,12 @@ class LogReader:
                 recent, low, high = found
                 sizes = np.array(recent.sizes, np.int32)
                 return GetResult(GetMessageStatus.FOUND, high, low, high, sizes, [recent.data])
-        place = Place(topic, queue_id, offset)
-        queue, low, high = self._queues.look(topic, queue_id)
+        queue, place = self._queues.find(topic, queue_id), Place(topic, queue_id, offset)
+        low, high = self._queues.bounds_of(queue, topic, queue_id)
         outside = _outside(offset, low, high)
-        if outside is not None or queue is None:
-            return outside or GetResult(GetMessageStatus.NO_MESSAGE_IN_QUEUE, high, low, high)
+        if outside is not None:
+            return outside
+        assert queue is not None, "what is not there has nothing inside"
         if plain and foreign:
             paged = self._from_page(queue, place, max_count, max_bytes)
             if paged is not None:

@@ -8,6 +8,7 @@ a time, and which records count as gone with their topics. Does not decide: who 
 from __future__ import annotations
 
 import struct
+from itertools import islice
 
 from rmq_ray.codec.record import decode_record, host_lengths, record_parts
 from rmq_ray.codec.store_files import BLANK_SIZE, ENTRY
@@ -19,6 +20,7 @@ from rmq_ray.store.reading.log_reader import LogReader
 from rmq_ray.store.tables.topic_lives import TopicLives
 
 QUERY_MAX = 64  # maxMsgsNumBatch
+READ_MAX = 10_000  # records with the key's hash that one query reads, of other keys above all
 _SKIP_MAX = 1_024  # blank entries in a row that a search by time steps over
 
 
@@ -36,20 +38,18 @@ def query_by_key(
     ``stored`` from the one time to the other, both included, newest first, at most ``max_num`` and
     ``QUERY_MAX``.
 
-    The index proposes, the record decides: what is counted was found, however many other keys have
-    the same hash.
+    The index proposes, the record decides: what is counted was found, though other keys have the
+    same hash. It looks no further back than ``READ_MAX`` of what is proposed, or the last deletion
+    of the topic.
     """
     begin_ms, end_ms = stored
     found: dict[int, bytes] = {}
-    proposed = index.query(topic, key, begin_ms, end_ms)
-    while len(found) < min(max_num, QUERY_MAX):  # ends: chains of the index do
-        log_offset = next(proposed, None)
-        if log_offset is None:
-            break
+    for log_offset in islice(index.query(topic, key, begin_ms, end_ms), READ_MAX):
+        if len(found) >= min(max_num, QUERY_MAX) or not lives.holds(topic, log_offset):
+            break  # what follows is older
         record = reader.record_at(log_offset, visible)
         if (
             record is not None
-            and lives.holds(topic, log_offset)
             and begin_ms <= store_ms_of(record) <= end_ms
             and _has_key(record, topic, key)
         ):

@@ -187,7 +187,9 @@ class Redispatcher:
             run = rows.part(begin, end)
             queue = self._queues.get_or_create(topic, queue_id)
             following = int(offsets[end]) if end < len(offsets) else None
-            kind = self._kind(queue, run, following, is_last)
+            since = self._lives.since(topic)
+            is_left = 0 < since >= queue.max_log_offset  # by a topic that was deleted
+            kind = self._kind(queue, run, following, is_last, is_left=is_left)
             if kind is Run.OPEN:
                 self._held[topic, queue_id] = run
             elif kind is Run.STRAY:
@@ -197,9 +199,10 @@ class Redispatcher:
                     self._list_gap(topic, queue_id, queue, run)
                 if kind is Run.ANEW:
                     logger.warning(
-                        "queue %s/%d starts again at 0: its topic was deleted and made anew",
+                        "queue %s/%d starts again at %d: its topic was deleted and made anew",
                         topic,
                         queue_id,
+                        run.first,
                     )
                     queue.delete()
                 elif queue.max_offset > run.first and run.begin >= queue.max_log_offset:
@@ -207,12 +210,19 @@ class Redispatcher:
                 queue.append(run.first, run.entries.tobytes(), run.store_ms)
 
     def _kind(
-        self, queue: ConsumeQueue, run: QueuedRows, following: int | None, is_last: bool
+        self,
+        queue: ConsumeQueue,
+        run: QueuedRows,
+        following: int | None,
+        is_last: bool,
+        *,
+        is_left: bool,
     ) -> Run:
         expected, count = queue.max_offset, len(run.offsets)
         is_last = is_last or count > HELD_MAX
-        if queue.is_new:
-            return judge_first_run(run.first, count, following, is_last=is_last)
+        if queue.is_new or (is_left and run.first != expected):
+            kind = judge_first_run(run.first, count, following, is_last=is_last)
+            return Run.ANEW if kind is Run.GOES_ON and not queue.is_new else kind
         if run.first == expected or run.begin < queue.max_log_offset:
             return Run.GOES_ON
         if 0 < run.first < expected < run.first + count:

@@ -89,7 +89,7 @@ def restart(
     check_reaches(chain, durable)
     queues = _load_queues(around)
     if ours is not None:
-        ours = replace(ours, queues=_without_deleted(around, ours, queues))
+        ours = replace(ours, queues=_expected(around, ours, queues))
     begin, index = _choose_begin(around, chain, queues, ours if durable else None, report)
     parts = _build(around, chain, queues, index)
     if cut_at is not None:
@@ -110,9 +110,10 @@ def restart(
     _cut(parts, report)
     _sync(chain, min(begin, durable), report.end)
     parts.log.set_end(report.end)
-    if not around.follows:
+    if not around.follows or cut_at is not None:
         around.lives.cut_to(report.end)
         around.lives.save(around.lives.snapshot())
+    queues.settle_deleted()
     # the epoch is on disk before the first record, and long before anything notes that record
     ever_written = seen > 0 or parts.epochs.current > 0
     power_lost = (
@@ -201,19 +202,23 @@ def _our_checkpoint(around: Surroundings, identity: str) -> RecoveryPoint | None
     return found
 
 
-def _without_deleted(
+def _expected(
     around: Surroundings, ours: RecoveryPoint, queues: QueueTable
 ) -> dict[tuple[str, int], int]:
-    """The checkpoint's queues, but for those whose topics were deleted after it."""
+    """The checkpoint's queues, without those that are not there because their topics were deleted
+    after it. Where that is in doubt they count as missing, and everything is read.
+    """
     lives = around.lives
-    gone = {topic for topic, _ in deleted_topics(around.root, around.files) if topic not in lives}
+    gone = {topic for topic, _ in deleted_topics(around.root, around.files)}
 
-    def is_there(topic: str, queue_id: int, offset: int) -> bool:
-        queue = queues.find(topic, queue_id)
-        newer = queue is not None and queue.max_log_offset > lives.since(topic)
-        return topic not in gone and (newer or offset > lives.begin(topic, queue_id) or not offset)
+    def is_expected(topic: str, queue_id: int, offset: int) -> bool:
+        if topic not in lives:
+            return topic not in gone
+        if queues.find(topic, queue_id) is not None or offset > lives.begin(topic, queue_id):
+            return True
+        return topic not in gone and ours.log_position > lives.since(topic)
 
-    return {key: offset for key, offset in ours.queues.items() if is_there(*key, offset)}
+    return {key: offset for key, offset in ours.queues.items() if is_expected(*key, offset)}
 
 
 def _choose_begin(

@@ -171,8 +171,9 @@ class FollowerStore(MessageStore):
             return
         with parts.visibility.lock:
             self.lives.replace(lives)
-            for topic in [topic for topic, life in lives.items() if before.get(topic) != life]:
-                parts.queues.begin_anew(topic)
+            for topic in {*before, *lives}:  # another master may know of fewer deletions
+                if before.get(topic) != lives.get(topic):
+                    parts.queues.begin_anew(topic)
             parts.reader.forget()
 
     def sync(self) -> int:
@@ -248,6 +249,8 @@ class FollowerStore(MessageStore):
             cut_lists(log_offset, parts.epochs, parts.quarantine, parts.index)
             parts.chain.cut_from(log_offset)
             parts.log.set_end(log_offset)
+            self.lives.cut_to(log_offset)
+        self.lives.save(self.lives.snapshot())
 
     @property
     def sound(self) -> bool:

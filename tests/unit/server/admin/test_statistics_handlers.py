@@ -117,7 +117,11 @@ def test_queues_of_topics_that_are_no_more_go_and_others_stay(bench: Bench) -> N
     bench.send(topic="left", bodies_=[b"x"])
     bench.core.tables.topics.delete("left")
     assert store.topics() >= {"orders", "left"}
+    bench.offload.held = True
     assert bench.ask(Code.CLEAN_UNUSED_TOPIC).code == 0
+    assert store.bounds("left", 0) == (1, 1)
+    assert "left" in store.topics(), "until it is on disk that it ended"
+    bench.offload.run()
     assert "orders" in store.topics() and "left" not in store.topics()
 
 

@@ -4,6 +4,7 @@ only the master can judge.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from rmq_ray.remoting.wire.replicas import (
     unpack_lineage,
     unpack_piece,
 )
+from rmq_ray.server.slave.replica import FollowerParts, ReplicaTables
 from rmq_ray.store.replication.follower_store import FollowerStore, Lineage
 from tests.support.brokers.broker_bench import Bench, bodies_of, page_of
 from tests.support.faults.fake_peer import FakePeer
@@ -121,6 +123,38 @@ def test_a_slave_serves_pulls_and_keeps_no_offsets(tmp_path: Path) -> None:
     code, page = bench.pull(offset=5, count_max=2, flags=INLINE | COMMIT, commit_offset=5)
     assert code == 0 and bodies_of(page) == [b"x" * 1_024] * 2
     assert bench.core.tables.offsets.query("orders", "billing", 0) is None
+
+
+class Direct:
+    """A connection whose requests a master answers at once."""
+
+    def __init__(self, master: Bench) -> None:
+        self._master = master
+
+    async def request(self, command: Command, _timeout_ms: int) -> Command:
+        return self._master.ask(command.code, command.fields, command.body)
+
+
+def test_a_slave_removes_what_its_master_deleted_once_that_is_on_disk(tmp_path: Path) -> None:
+    master = filled(tmp_path / "m", 1 << 30)
+    bench = slave(tmp_path / "s", master)
+    store, core = bench.core.keeper.store, bench.core
+    assert isinstance(store, FollowerStore)
+    assert master.ask(Code.DELETE_TOPIC_IN_BROKER, {"topic": "orders"}).code == 0
+    parts = FollowerParts(
+        bench.identity,
+        core.keeper,
+        core.tables,
+        lambda _delays: None,
+        lambda _timer: None,
+        lambda *_arrived: None,
+        lambda *_confirmed: None,
+    )
+    bench.offload.held = True
+    asyncio.run(ReplicaTables(parts).sync(Direct(master)))  # type: ignore[arg-type]
+    assert store.bounds("orders", 0) == (20, 20) and "orders" in store.topics()
+    bench.offload.run()
+    assert store.bounds("orders", 0) == (20, 20) and "orders" not in store.topics()
 
 
 @pytest.mark.seed("S4-105", "S3-147")

@@ -30,6 +30,7 @@ from rmq_ray.store.queue.index_service import (
     hash_texts,
     hash_unique_keys,
 )
+from rmq_ray.store.reading import record_lookup
 from tests.support.brokers.store_rig import StoreRig
 from tests.support.faults.crash_fs import CrashFileSystem, keep_all, keep_none
 
@@ -580,6 +581,18 @@ def test_topics_and_keys_that_only_share_a_hash_are_not_mixed_up() -> None:
                 f"{topic} {key}"
             ], "all four have one hash in the index"
     assert java_hash("Aa#CC") == java_hash("BB#CC") == java_hash("Aa#Bb") == java_hash("BB#Bb")
+
+
+def test_a_query_reads_no_more_than_so_many_records_of_other_keys(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(record_lookup, "READ_MAX", 20)
+    rig = StoreRig()
+    for number, (key, count) in enumerate((("user-b1", 1), ("user-aP", 19), ("user-aP", 1))):
+        before = rig.store.query("TopicTest", "user-b1", 4, 0, FOREVER)
+        rig.send([b"x"] * count, number, head=f"KEYS\x01{key}")
+        rig.settle()
+    assert len(before) == 1 and rig.store.query("TopicTest", "user-b1", 4, 0, FOREVER) == []
 
 
 def test_a_limit_counts_what_was_found_and_not_what_the_index_proposed() -> None:

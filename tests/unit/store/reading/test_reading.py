@@ -9,6 +9,7 @@ import pytest
 from rmq_ray.codec.record import decode_record
 from rmq_ray.model.hashing import java_hash
 from rmq_ray.model.pulling import GetMessageStatus
+from rmq_ray.store.queue.queue_table import QueueTable
 from tests.support.brokers.store_rig import ROOT, StoreRig, small_config
 
 
@@ -215,3 +216,20 @@ def test_what_was_just_written_is_not_shown_of_another_queue_under_a_filter_or_d
     rig.send([b"x" * 5_000], 2)
     assert bodies_of(rig, 1, 10) == ([b"x" * 5_000], 2)
     assert bodies_of(rig, 0, 10) == ([], 1), "too small: the new topic's first message is told"
+
+
+def test_messages_that_a_queue_gets_first_during_a_read_are_not_passed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig, find = StoreRig(), QueueTable.find
+
+    def find_before(table: QueueTable, topic: str, queue_id: int) -> object:
+        found = find(table, topic, queue_id)
+        if found is None:
+            rig.send([b"a"] * 5)
+        return found
+
+    monkeypatch.setattr(QueueTable, "find", find_before)
+    found = rig.store.get_messages("TopicTest", 0, 0, 10, 1 << 20, None)
+    assert (found.status, found.next_offset) == (GetMessageStatus.NO_MESSAGE_IN_QUEUE, 0)
+    assert rig.store.get_messages("TopicTest", 0, 0, 10, 1 << 20, None).count == 5

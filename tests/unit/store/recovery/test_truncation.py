@@ -14,6 +14,7 @@ from rmq_ray.clock import ManualClock
 from rmq_ray.errors import LogDiverged, StoreFailed
 from rmq_ray.files import DirectoryLock
 from rmq_ray.store.front.message_store import MessageStore
+from rmq_ray.store.recovery.restart import mark_truncation
 from rmq_ray.store.replication.follower_store import FollowerStore, Lineage
 from rmq_ray.store.replication.log_source import read_log
 from tests.support.brokers.store_rig import BORN, HOST, make_frame, small_config
@@ -186,6 +187,36 @@ def test_what_no_elected_master_has_is_removed_and_the_rest_goes_on(frames_lost:
     store.shutdown()
     again = follower(parted.disk)
     assert again.report.way == "our checkpoint" and again.end_offset == parted.new.end_offset
+
+
+@pytest.mark.parametrize("finished_by_a_start", [False, True])
+def test_a_deletion_of_which_the_elected_master_knows_nothing_has_not_happened(
+    finished_by_a_start: bool,
+) -> None:
+    parted = Parted(40)
+    assert parted.new.end_offset < parted.had
+    zombie = opened(parted.disk, 4)
+    zombie.end_topic("TopicTest")
+    zombie.lives.save(zombie.lives.snapshot())
+    zombie.shutdown()
+    store = follower(parted.disk)
+    if finished_by_a_start:
+        mark_truncation(parted.disk, "/store", parted.point)
+        store = follower(parted.disk.after_kill())
+    else:
+        store.truncate(parted.point)
+    store.follow(lineage(parted.new, parted.log))
+    copy(parted.new, store)
+
+    def newest(found: MessageStore, queue_id: int) -> bytes:
+        high = parted.new.bounds("TopicTest", queue_id)[1]
+        return b"".join(found.get_messages("TopicTest", queue_id, high - 5, 5, 1 << 20, None).parts)
+
+    for learnt in (False, True):
+        if learnt:
+            store.take_lives({})
+        for queue_id in range(3):
+            assert newest(store, queue_id) == newest(parted.new, queue_id) != b""
 
 
 def test_a_cut_outside_of_the_log_is_refused_and_changes_nothing() -> None:

@@ -8,16 +8,17 @@ from collections.abc import Callable
 
 import pytest
 
-from rmq_ray.codec.store_files import BLANK_SIZE
+from rmq_ray.codec.store_files import BLANK_SIZE, ENTRY_BYTES
 from rmq_ray.config import FlushMode
 from rmq_ray.errors import StoreCorrupt
 from rmq_ray.model.pulling import GetMessageStatus
 from rmq_ray.store.front.message_store import MessageStore
 from rmq_ray.store.reading.filtered_reading import Condition
+from rmq_ray.store.reading.log_reader import LogReader
 from rmq_ray.store.tables import topic_lives
 from rmq_ray.store.tables.topic_lives import Life, TopicLives, decode_lives, encode_lives
 from tests.support.brokers.store_rig import ROOT, StoreRig, small_config
-from tests.support.faults.crash_fs import CrashFileSystem, keep_all, keep_none
+from tests.support.faults.crash_fs import Change, CrashFileSystem, keep_all, keep_none
 
 TOPIC = "TopicTest"
 OLD, NEW = [b"a", b"b", b"c"], [b"d", b"e"]
@@ -116,6 +117,36 @@ def test_what_waits_for_the_disk_when_its_topic_goes_counts_as_the_old_ones() ->
     assert rig.send(NEW, 1).base_queue_offset == 3
     rig.settle()
     assert rig.bodies() == NEW
+
+
+@pytest.mark.parametrize("visible", [True, False])
+def test_nothing_is_removed_before_the_deletion_is_on_disk(visible: bool) -> None:
+    """Neither of a queue whose last messages wait to become visible, nor of one without others."""
+    rig = StoreRig(config=small_config(flush=FlushMode.SYNC_FLUSH))
+    if visible:
+        rig.send(OLD[:2], 0)
+        rig.settle()
+    rig.send(OLD[2:] if visible else OLD, 1)
+    rig.store.end_topic(TOPIC)
+    assert rig.bodies() == []
+    rig.settle()
+    rig.store.flush()
+    assert rig.bodies() == [] and not rig.store.query(TOPIC, "k", 10, 0, 1 << 60)
+    after = rig.next_life(rig.disk.survivor(keep_none, "boot-2"))
+    assert after.bodies() == OLD, "whose deletion no file knows"
+    rig.store.lives.save(rig.store.lives.snapshot())
+    assert rig.store.delete_topic(TOPIC) == 1 and rig.store.bounds(TOPIC, 0) == (3, 3)
+
+
+def test_what_still_waits_when_the_files_go_makes_no_queue() -> None:
+    rig = StoreRig(config=small_config(flush=FlushMode.SYNC_FLUSH))
+    rig.send(OLD, 0)
+    rig.store.end_topic(TOPIC)
+    rig.send(NEW, 1)
+    rig.store.lives.save(rig.store.lives.snapshot())
+    rig.store.delete_topic(TOPIC)
+    rig.settle()
+    assert rig.bodies() == NEW and rig.store.bounds(TOPIC, 0) == (3, 5)
 
 
 def test_a_topic_made_again_before_its_files_are_gone_keeps_its_messages() -> None:
@@ -220,6 +251,22 @@ def test_what_is_written_after_a_log_lost_its_end_is_newer_than_every_deletion()
     assert after.next_life(after.disk.survivor(keep_none, "boot-3")).bodies() == NEW
 
 
+def test_a_key_of_a_deleted_topic_costs_no_read_of_its_records(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig, _ = deleted()
+    rig.send(NEW, 1, **KEYED)
+    read: list[int] = []
+    record_at = LogReader.record_at
+
+    def noted(reader: LogReader, log_offset: int, limit: int) -> bytes | None:
+        read.append(log_offset)
+        return record_at(reader, log_offset, limit)
+
+    monkeypatch.setattr(LogReader, "record_at", noted)
+    assert len(rig.store.query(TOPIC, "k", 10, 0, 1 << 60)) == len(read) == len(NEW)
+
+
 def test_a_second_deletion_keeps_the_ends_of_queues_that_the_second_topic_did_not_use() -> None:
     rig = StoreRig()
     rig.send(OLD, 0)
@@ -228,6 +275,85 @@ def test_a_second_deletion_keeps_the_ends_of_queues_that_the_second_topic_did_no
     rig.send(NEW, 2)
     rig.delete()
     assert [rig.store.bounds(TOPIC, queue_id)[0] for queue_id in (0, 1)] == [5, 3]
+
+
+def unaware(rig: StoreRig, bodies: list[bytes]) -> CrashFileSystem:
+    """The store after something served it that knows no deletions, as it is when that stops."""
+    rig.store.shutdown()
+    disk = rig.disk.survivor(keep_all)
+    known = {path: disk.read_whole(path) for path in (FILE, FILE + ".bak") if disk.exists(path)}
+    for path in known:
+        disk.remove_whole(path)
+    other = rig.next_life(disk)
+    assert other.send(bodies, 50).base_queue_offset == 0
+    other.store.shutdown()
+    disk = other.disk.survivor(keep_all)
+    for path, content in known.items():
+        disk.write_whole(path, content)
+    return disk
+
+
+@pytest.mark.parametrize("bodies", [NEW, NEW * 4])  # fewer than the old ones, and more
+@pytest.mark.parametrize("keeps_checkpoint", [True, False])
+def test_what_something_wrote_that_knows_no_deletions_is_there_and_stays(
+    bodies: list[bytes], keeps_checkpoint: bool
+) -> None:
+    rig, log_offset = deleted()
+    rig.send([b"x"], 5, topic="Kept")
+    disk = unaware(rig, bodies)
+    if not keeps_checkpoint:
+        disk.remove_whole(f"{ROOT}/rmq_ray/checkpoint")
+    for _ in range(3):
+        rig = rig.next_life(disk)
+        assert rig.bodies() == bodies and rig.store.record_at(log_offset) is None
+        assert (rig.report.way == "our checkpoint") is keeps_checkpoint
+        keeps_checkpoint = True
+        rig.store.shutdown()
+        disk = rig.disk.survivor(keep_all)
+    rig = rig.next_life(disk)
+    end = rig.send([b"f"], 60).base_queue_offset
+    assert end == len(bodies) and rig.bodies() == [*bodies, b"f"]
+    rig.delete()
+    assert rig.send([b"g"], 61).base_queue_offset == max(end + 1, 3) and rig.bodies() == [b"g"]
+    assert rig.next_life(rig.disk.survivor(keep_all)).bodies() == [b"g"]
+
+
+def test_queues_that_went_with_such_a_topic_are_built_from_the_log() -> None:
+    rig, _ = deleted()
+    disk = unaware(rig, NEW)
+    for file in disk.list_dir(f"{ROOT}/consumequeue/{TOPIC}/0"):
+        disk.unlink(f"{ROOT}/consumequeue/{TOPIC}/0/{file}")
+    after = rig.next_life(disk)
+    assert after.bodies() == NEW and after.report.way.startswith("consume queues are missing")
+
+
+@pytest.mark.parametrize("with_checkpoint", [True, False])
+def test_a_log_that_lost_the_end_of_a_deleted_topic_goes_on_behind_its_last_offset(
+    with_checkpoint: bool,
+) -> None:
+    """The queue's old files are there, as the topic was made again before they were removed."""
+    rig = StoreRig()
+    rig.send(OLD[:2], 0)
+    rig.store.flush()
+    rig.send(OLD[2:], 1)
+    rig.store.end_topic(TOPIC)
+    rig.store.lives.save(rig.store.lives.snapshot())
+    rig.send(NEW, 2)
+    assert rig.store.delete_topic(TOPIC) == 0
+    torn = -1 if with_checkpoint else 2 * ENTRY_BYTES  # then the check of the queue ends there
+
+    def keep(_number: int, change: Change) -> bool:
+        return "/consumequeue/" in change.path and change.position != torn
+
+    disk = rig.disk.survivor(keep, "boot-2")
+    if not with_checkpoint:
+        disk.remove_whole(f"{ROOT}/rmq_ray/checkpoint")
+    after = rig.next_life(disk)
+    assert after.store.end_offset < rig.store.end_offset and after.bodies() == []
+    assert after.send([b"f"], 3).base_queue_offset == 3
+    for boot in ("boot-3", "boot-4"):
+        assert after.bodies() == [b"f"]
+        after = after.next_life(after.disk.survivor(keep_all, boot))
 
 
 def test_lives_are_what_the_file_and_a_master_say() -> None:
