@@ -25,9 +25,9 @@ from functools import partial
 from math import inf
 from typing import Any
 
-import ray.cloudpickle
 from ray.util.queue import Empty, Full
 
+from rmq_ray.actors import gateway
 from rmq_ray.actors.access_keys import SecretKey
 from rmq_ray.actors.discovery import discovery_for
 from rmq_ray.client.admin.admin import Admin
@@ -94,7 +94,7 @@ class _Parts:
 
 def _pickled(item: Any) -> bytes:
     try:
-        return bytes(ray.cloudpickle.dumps(item))  # type: ignore[no-untyped-call]
+        return gateway.pack(item)
     except Exception as error:  # whatever the value's own code raises
         raise ClientError(
             f"a {type(item).__name__} cannot be pickled, nothing was put: {why(error)}",
@@ -433,7 +433,7 @@ class Queue:
                 f"stays: Queue({self.name!r}, pickle=True) takes it, if you trust who put it",
                 self.name,
             )
-        return ray.cloudpickle.loads(message.body)
+        return gateway.unpack(message.body)
 
     def _wait_for_room(self, count: int, wait_s: float) -> None:
         if not self.maxsize:

@@ -13,7 +13,6 @@ import pytest
 from starlette.testclient import TestClient
 
 from rmq_ray.client.admin.admin import Admin
-from rmq_ray.client.messages.listener import RECONSUME_LATER, ConsumeContext, ConsumeResult
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.client.pull.pull_consumer import PullConsumer
 from rmq_ray.client.push.push_consumer import PushConsumer
@@ -31,6 +30,7 @@ from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import RegisterBrokerHeader
 from tests.support.brokers.live_cluster import CLUSTER, SECRET, LiveCluster
+from tests.support.clients.collecting import fails_for_hours
 from tests.support.clients.console_browser import TOKEN, cells, opened
 from tests.support.faults.stopwatch import Stopwatch
 from tests.support.waiting import eventually
@@ -84,14 +84,10 @@ def test_the_front_page_leads_to_a_group_that_is_stuck(
 def test_what_waits_for_a_retry_a_delay_or_a_commit_stands_with_group_and_topic(
     cluster: LiveCluster, browser: TestClient
 ) -> None:
-    def fails(_messages: object, context: ConsumeContext) -> ConsumeResult:
-        context.delay_level_when_next_consume = 18
-        return RECONSUME_LATER
-
     assert "groups, none of them behind.</p>" in browser.get("/").text
     with PushConsumer(
         "billing",
-        listener=fails,
+        listener=fails_for_hours,
         subscriptions={"orders": "*"},
         start_from="first",
         discovery=cluster,

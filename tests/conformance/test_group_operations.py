@@ -33,7 +33,7 @@ from rmq_ray.errors import AdminError, GroupNotFound, TopicNotFound
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.protocol.scan.scan_positions import LikeGroup
 from tests.support.brokers.live_cluster import LiveCluster
-from tests.support.clients.collecting import Collector
+from tests.support.clients.collecting import Collector, fails_for_hours
 from tests.support.waiting import eventually
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
@@ -331,11 +331,7 @@ def test_a_topic_that_there_is_not_is_told_and_not_moved_in(
 def test_a_deletion_counts_what_waited_for_its_time_or_its_retry(
     cluster: LiveCluster, admin: Admin
 ) -> None:
-    def fails(_messages: Any, context: Any) -> Any:
-        context.delay_level_when_next_consume = 18
-        return RECONSUME_LATER
-
-    with consumer(cluster, "g", fails), Producer("p", discovery=cluster) as p:
+    with consumer(cluster, "g", fails_for_hours), Producer("p", discovery=cluster) as p:
         send(cluster, 0, 3)
         p.send("orders", b"later", delay=timedelta(hours=1))
         waiting = {"%RETRY%g": 3, "orders": 1}

@@ -238,7 +238,7 @@ class Admin(AdminGroups, AdminSettings):
 
     def delete_topic(self, name: str) -> dict[str, Any]:
         """Delete a topic on every master and at the name server. Returns what went with it:
-        ``messages``, those that were ``waiting`` for a retry, a time or a commit, and the
+        ``messages``, those that were ``waiting`` for their time or a commit, and the
         ``groups`` that had positions in it. ``TopicNotFound`` where no broker has it.
         """
         check_topic(name)

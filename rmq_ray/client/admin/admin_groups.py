@@ -345,8 +345,7 @@ class AdminGroups(AdminLink):
         """Forget the group on every master: its positions, what waits to be consumed again, and its
         dead letters unless ``keep_dead_letters``; a group of that name begins anew. Returns the
         topics that went along and how many messages they held, those that waited for their retry
-        among them. ``AdminError`` while a consumer of
-        it runs, ``GroupNotFound``.
+        among them. ``AdminError`` while a consumer of it runs, ``GroupNotFound``.
         """
         if clients := {row["client_id"] for row in self.group_clients(group)}:
             raise AdminError(

@@ -13,19 +13,15 @@ thread; blocking.
 from __future__ import annotations
 
 from rmq_ray.client.instance.client_instance import ClientInstance
+from rmq_ray.client.instance.outage import PASSING
 from rmq_ray.errors import ConnectFailed, RemotingError
 from rmq_ray.model.ids import MessageQueue
-from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
+from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import GroupKnown, QueryOffsetHeader
 
 FRESH_MS = 1_000
 """What was told counts for that long: a new group begins in many queues at once."""
-NOT_NOW = (
-    ResponseCode.SYSTEM_BUSY,
-    ResponseCode.SERVICE_NOT_AVAILABLE,
-    ResponseCode.STILL_RECOVERING,
-)
 
 
 class KnownGroup:
@@ -76,7 +72,7 @@ class KnownGroup:
         header = QueryOffsetHeader(self._group, queue.topic, queue.queue_id, False, True)
         command = Command(RequestCode.QUERY_CONSUMER_OFFSET, fields=header.to_fields())
         answer = self._client.invoke(address, command)
-        if answer.code in NOT_NOW:
+        if answer.code in PASSING:
             raise ConnectFailed(
                 f"broker {queue.broker_name} does not say yet whether group {self._group} is new "
                 f"in topic {queue.topic}: {answer.remark or answer.code}"

@@ -31,6 +31,7 @@ PATIENCE_MS = 30_000  # a broker that was killed is back in 1 to 5 s
 PASSING = frozenset(
     (ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.STILL_RECOVERING)
 )
+"""What a broker answers that cannot serve now, and has done nothing."""
 
 
 def ask_patiently(attempt: Callable[[int], Command], clock: Clock, patience_ms: float) -> Command:

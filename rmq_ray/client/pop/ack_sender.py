@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rmq_ray.client.instance.client_instance import ClientInstance
+from rmq_ray.client.instance.outage import PASSING
 from rmq_ray.client.instance.timers import DelayedCalls
 from rmq_ray.client.pop.receipts import ClientLease, SettleTask
 from rmq_ray.errors import (
@@ -49,11 +50,6 @@ GATHER_MS = 5.0
 GATHERED_MAX = 1_000  # leases; then they leave at once
 REQUEST_MS = 3_000
 FIRST_WAIT_MS, WAIT_MS_MAX = 20.0, 200.0
-TRY_AGAIN = (
-    ResponseCode.SYSTEM_BUSY,
-    ResponseCode.SERVICE_NOT_AVAILABLE,
-    ResponseCode.STILL_RECOVERING,
-)
 
 log = logging.getLogger("rmq_ray.client.simple")
 
@@ -240,7 +236,7 @@ class AckSender:
         answer = self._client.invoke(address, command, timeout_ms)
         if answer.code == ResponseCode.SUCCESS:
             return unpack_stale(answer.body, count)
-        if answer.code in TRY_AGAIN:
+        if answer.code in PASSING:
             raise ConnectFailed(
                 f"broker {broker_name} is not ready: {answer.remark or answer.code}; nothing "
                 f"was done"

@@ -24,6 +24,7 @@ from functools import partial
 
 from rmq_ray.client.consumer.known_group import KnownGroup
 from rmq_ray.client.instance.client_instance import ClientInstance
+from rmq_ray.client.instance.outage import PASSING
 from rmq_ray.client.instance.timers import DelayedCalls
 from rmq_ray.client.messages.received import PulledPage, whole_bytes
 from rmq_ray.client.pop.patience import Patience
@@ -65,12 +66,7 @@ ANSWER_MS = 5_000  # what a broker may take beyond the asked wait
 # answers of one broker, of as many threads; what the others had comes again when its time is over
 MISSED_MAX = 64
 NOTHING = (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY)
-NOT_READY = (
-    ResponseCode.SYSTEM_BUSY,
-    ResponseCode.SERVICE_NOT_AVAILABLE,
-    ResponseCode.STILL_RECOVERING,
-    ResponseCode.TOPIC_NOT_EXIST,
-)
+NOT_READY = (*PASSING, ResponseCode.TOPIC_NOT_EXIST)
 REFUSALS = {
     ResponseCode.GROUP_IN_OTHER_USE: GroupInUse,
     ResponseCode.FLOW_CONTROL: TooManyInFlight,
@@ -89,6 +85,7 @@ class PopClient:
     def __init__(
         self,
         client: ClientInstance,
+        group: str,
         subscription: Subscription,
         settler: Settler,
         later: DelayedCalls,
@@ -100,7 +97,7 @@ class PopClient:
         self._later = later
         self._namespace = namespace
         self._attempts = itertools.count(secrets.randbits(62))
-        self._known: dict[str, KnownGroup] = {}
+        self._known = KnownGroup(client, group)
         self._missed: dict[str, list[int]] = {}
         self._out: dict[int, tuple[str, PopRecords]] = {}
         """Pops that are being answered, by their attempt."""
@@ -188,8 +185,7 @@ class PopClient:
         """A group that is new begins in every queue of the broker; how many messages it does not
         read. Raises what ``pop`` does, and what ``KnownGroup.elsewhere_ms`` does.
         """
-        known = self._known.setdefault(pop.group, KnownGroup(self._client, pop.group))
-        known_ms = known.elsewhere_ms(pop.topic, broker_name)
+        known_ms = self._known.elsewhere_ms(pop.topic, broker_name)
         command = _command(replace(pop, count_max=0, wait_ms=0))
         command.fields = GroupKnown(known_ms).to_fields()
         answer = self._client.invoke(self._address(broker_name), command, ANSWER_MS)

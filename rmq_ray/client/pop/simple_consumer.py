@@ -320,7 +320,7 @@ class SimpleConsumer(GroupConsumer[PopEngine]):
     def _make_engine(self, client: ClientInstance) -> PopEngine:
         delayed = DelayedCalls(self._clock, f"rmq-acks-{self._group}")
         acks = AckSender(client, self._group, self._ack_timeout_ms, delayed)
-        pops = PopClient(client, self._subscription, acks, delayed, self._namespace)
+        pops = PopClient(client, self._group, self._subscription, acks, delayed, self._namespace)
         return PopEngine(client, self._group, delayed, acks, pops)
 
     def _end(self, timeout_ms: int) -> bool:

@@ -6,7 +6,7 @@ the change is on disk (``after_save``). Called by the broker's table of handlers
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import RmqError
@@ -179,7 +179,7 @@ class TopicHandlers:
         told = {"messages": str(sum(gone.values())), "groups": ",".join(sorted(groups))}
 
         def saved(error: Exception | None) -> None:
-            self._free(gone, error)
+            self._keeper.free_topics(gone, error)
             self._saved(command, peer, error, told)
 
         self._save_topics(saved)
@@ -205,12 +205,6 @@ class TopicHandlers:
             self._topics.delete(topic)
             self._gone("topic", topic)
         return gone
-
-    def _free(self, topics: Iterable[str], error: Exception | None) -> None:
-        """Once it is on disk that they are gone, their files go, too."""
-        store = self._keeper.store
-        for topic in topics if error is None and store is not None else ():
-            store.delete_topic(topic)  # type: ignore[union-attr]
 
     def topic_groups(self, command: Command, peer: Peer) -> Command:
         """300: groups that consume a topic, now or before."""
@@ -261,7 +255,7 @@ class TopicHandlers:
             self._saved(command, peer, error, told)
 
         def topics_saved(error: Exception | None) -> None:
-            self._free(gone, error)
+            self._keeper.free_topics(gone, error)
             if error is None:
                 self._save_groups(saved)
             else:

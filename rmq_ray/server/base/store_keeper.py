@@ -18,7 +18,7 @@ freshly recovered one is; the thread that recovers touches nothing of the broker
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any
 
@@ -155,6 +155,20 @@ class StoreKeeper:
         """
         store, self.store, self.state = self.store or self._failed_store, None, KeeperState.CLOSED
         return None if self._busy else store
+
+    def free_topics(self, topics: Iterable[str], error: Exception | None) -> None:
+        """Called when the tables were written, or with the ``error`` of it: that these topics are
+        gone is on disk, so their files go. Those that cannot go now are removed by the next start.
+        """
+        if error is not None or self.store is None:
+            return
+        for topic in topics:
+            try:
+                count = self.store.delete_topic(topic)
+            except RmqError as fault:
+                log.warning("queues of %s, which was deleted, stay: %s", topic, fault)
+            else:
+                log.info("%d queues of topic %s, which is no more, were removed", count, topic)
 
     def refusal(self) -> RmqError:
         """What a request that needs the store is told now."""

@@ -16,7 +16,7 @@ loses nothing there, it begins where the queue does.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from functools import partial
 from heapq import nlargest
 from typing import Any
 
@@ -142,19 +142,8 @@ class Upkeep:
             if not self._identity.is_slave:  # which has its master's deletions
                 store.end_topic(topic)
             self._tables.offsets.forget_topic(topic)
-        self._tables.save_topics(lambda error: self._free(unused) if error is None else None)
+        self._tables.save_topics(partial(self._keeper.free_topics, unused))
         return command.answer()
-
-    def _free(self, topics: Sequence[str]) -> None:
-        """Their ends are on disk."""
-        store = self._keeper.store
-        for topic in topics if store is not None else ():
-            try:
-                count = store.delete_topic(topic)  # type: ignore[union-attr]
-            except RmqError as error:
-                log.warning("queues of %s, which is no more, stay: %s", topic, error)
-            else:
-                log.info("%d queues of topic %s, which is no more, were removed", count, topic)
 
     def status(self) -> dict[str, Any]:
         """``expired_messages``, and of which groups."""

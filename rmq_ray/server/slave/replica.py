@@ -19,8 +19,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from rmq_ray.clock import Clock
@@ -505,17 +506,8 @@ class ReplicaTables:
         store = self._parts.keeper.store
         if isinstance(store, FollowerStore):
             store.take_lives(lives)
-        tables.save_topics(lambda error: self._free(gone) if error is None else None)
+        tables.save_topics(partial(self._parts.keeper.free_topics, gone))
         tables.on_topics()
-
-    def _free(self, topics: Iterable[str]) -> None:
-        """Their ends are on disk."""
-        store = self._parts.keeper.store
-        for topic in topics if store is not None else ():
-            try:
-                store.delete_topic(topic)  # type: ignore[union-attr]
-            except RmqError as error:
-                log.warning("queues of %s, which the master deleted, stay: %s", topic, error)
 
     def _take_groups(self, answer: Command) -> None:
         groups, version = bodies_admin.decode_group_configs(answer.body_bytes())

@@ -5,7 +5,14 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from rmq_ray.client.messages.listener import RECONSUME_LATER
 from tests.support.waiting import eventually
+
+
+def fails_for_hours(_messages: Any, context: Any) -> Any:
+    """A listener whose messages come again after the longest delay."""
+    context.delay_level_when_next_consume = 18
+    return RECONSUME_LATER
 
 
 class Collector:

@@ -26,7 +26,7 @@ class Rig:
         self.delayed = DelayedCalls(self.client.clock, "later")
         settler: Any = None  # nothing is handed out here
         self.pops = PopClient(
-            self.client, parse_subscription("orders", "*", 0), settler, self.delayed
+            self.client, "g", parse_subscription("orders", "*", 0), settler, self.delayed
         )
 
     def answer(self, said: Any) -> None:
