@@ -16,7 +16,7 @@ MODE       ?= both
 export RAY_worker_niceness := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format deflake torture bench bench-check bench-peers bench-report site pages clean
+.PHONY: help demo test check types rules format deflake torture bench bench-check bench-peers bench-report site pages clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | awk -F'|' '{printf "  make %-12s  %s\n", $$1, $$2}'
@@ -39,9 +39,14 @@ test: $(DEV) ## every test, those with Ray, Spark and Apache RocketMQ's Java cod
 	$(BIN)/python -m tools.suite $(TEST_ARGS)
 
 check: $(DEV) ## format, lint, types, layers, the site, house rules, seed coverage; names tests that BASE has not
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=target types rules
+
+types: $(DEV)
+	$(BIN)/mypy
+
+rules: $(DEV)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	$(BIN)/python -m pytest -q tests/unit/test_house_rules.py tests/unit/test_seed_coverage.py
