@@ -9,18 +9,21 @@ for batch in mqd.stream("orders", checkpoint="/c/orders", trigger="10 s"):  # bo
     batch.write("/out/orders", lambda dataset, path: dataset.write_parquet(path))
 """
 
-from rmq_ray.data.job_checkpoint import (
-    OffsetCheckpointManager,
-    OffsetFilter,
-    offset_checkpoint,
-    unwritten,
-)
-from rmq_ray.data.read import read_topic
-from rmq_ray.data.replay import ReplayBatch, ReplayBuffer, ReplayEntry
-from rmq_ray.data.streaming import TopicBatches, iter_batches
-from rmq_ray.data.topic_stream import StreamBatch, TopicStream, stream
-from rmq_ray.data.train import TrainSource, train_source
-from rmq_ray.data.write import write_topic
+from rmq_ray.extras import named
+
+with named("data"):
+    from rmq_ray.data.job_checkpoint import (
+        OffsetCheckpointManager,
+        OffsetFilter,
+        offset_checkpoint,
+        unwritten,
+    )
+    from rmq_ray.data.read import read_topic
+    from rmq_ray.data.replay import ReplayBatch, ReplayBuffer, ReplayEntry
+    from rmq_ray.data.streaming import TopicBatches, iter_batches
+    from rmq_ray.data.topic_stream import StreamBatch, TopicStream, stream
+    from rmq_ray.data.train import TrainSource, train_source
+    from rmq_ray.data.write import write_topic
 
 __all__ = [
     "OffsetCheckpointManager",

@@ -26,6 +26,7 @@ from rmq_ray.actors.access_keys import environments_account, given_account, secr
 from rmq_ray.cli.base import output, ray_head
 from rmq_ray.config import DEFAULT_CLUSTER, put_environment
 from rmq_ray.errors import ClientError, ClusterError, ConfigError, RmqError
+from rmq_ray.extras import named
 
 if TYPE_CHECKING:
     from rmq_ray.actors.discovery import RayDiscovery
@@ -65,8 +66,9 @@ class Options:
         if _ray_joined():
             return
         address = self._ray_address(port)
-        import ray
-        import ray.exceptions
+        with named():
+            import ray
+            import ray.exceptions
 
         logging.getLogger("ray").setLevel(logging.ERROR)
         try:

@@ -427,7 +427,7 @@ def _ray() -> str:
     program = str(beside) if beside.exists() else shutil.which("ray")
     if program is None:
         raise ClusterError(
-            "the program `ray` is not beside this python and not on PATH: install rmq_ray "
-            "into this environment"
+            "the program `ray` is not beside this python and not on PATH: "
+            "pip install 'rmq_ray[ray]' brings it"
         )
     return program
