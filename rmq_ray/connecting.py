@@ -5,9 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from rmq_ray.actors.access_keys import SecretKey, keywords
+from rmq_ray.actors import remembered
+from rmq_ray.actors.access_keys import (
+    SecretKey,
+    environments_account,
+    given_account,
+    keywords,
+)
 from rmq_ray.actors.cluster_clients import ClusterClients
-from rmq_ray.actors.discovery import StaticDiscovery, discovery_for
+from rmq_ray.actors.discovery import (
+    RayDiscovery,
+    StaticDiscovery,
+    discovery_for,
+    has_joined_ray,
+    meant_cluster,
+)
 from rmq_ray.config import Tls
 from rmq_ray.errors import ConfigError
 from rmq_ray.extras import load
@@ -45,6 +57,8 @@ def connect(
 ) -> ClusterClients:
     """Attach to a running cluster: of this Ray cluster, or, without Ray, to one behind
     ``name_servers`` ("host:port;host:port", or a list), whose handle has the clients and ``admin``.
+    A process that has not joined Ray needs no addresses on a machine where `rmq-ray` has met the
+    cluster as the same user.
 
     Through Ray ``ClusterError`` that lists those that run where none runs under this name; calls of
     this process that name no cluster mean it from now on. Over the network ``secret`` is the
@@ -59,6 +73,10 @@ def connect(
                 "secret and tls are for a cluster that is reached over the network: give "
                 "name_servers='host:port', too"
             )
+        meant = meant_cluster(name)
+        if not has_joined_ray() and remembered.find(meant) is not None:
+            account = given_account(access_key, secret_key, meant) or environments_account(meant)
+            return ClusterClients(meant, RayDiscovery(meant, account), keywords(account))
         attach = load("rmq_ray.cluster").attach
         found: Cluster = attach(name, access_key=access_key, secret_key=secret_key)
         return found

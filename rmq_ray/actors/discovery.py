@@ -13,10 +13,11 @@ account (``access_keys``) is it wherever its calls mean that cluster.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
-from rmq_ray.actors import names
+from rmq_ray.actors import names, remembered
 from rmq_ray.actors.access_keys import (
     AccountProof,
     SecretKey,
@@ -39,6 +40,12 @@ Ray, and as which account.
 def _gateway() -> Any:
     """What asks Ray; ``ExtraMissing`` where Ray is not installed."""
     return load("rmq_ray.actors.gateway")
+
+
+def has_joined_ray() -> bool:
+    """Whether this process, or the one that it was forked from, has."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
 
 
 def use_cluster(cluster: str, account: AccountProof | None = None) -> None:
@@ -121,17 +128,21 @@ class RayDiscovery:
         self.access_key = account.access_key if account is not None else ""
 
     def lookup(self) -> ClusterAddress:
-        """``ClusterError`` where the cluster does not run or Ray is not initialised."""
-        found: ClusterAddress = _gateway().cluster_address(self.cluster)
+        """Through Ray, or, in a process that has not joined it, as a command noted it; nobody else
+        does. ``ClusterError`` where the cluster does not run, or nothing is known of it.
+        """
+        found: ClusterAddress | None = None if has_joined_ray() else remembered.find(self.cluster)
+        if found is None:
+            found = _gateway().cluster_address(self.cluster)
         return found if self.account is None else self.account.at(found)
 
     def broker_names(self) -> tuple[str, ...]:
         """All brokers of the cluster, those included that are down."""
-        return tuple(_gateway().broker_names(self.cluster))
+        return tuple(_gateway().broker_names(self.cluster)) if has_joined_ray() else ()
 
     def stopped_brokers(self) -> dict[str, bool]:
         """Broker -> whether every copy of it was stopped on purpose."""
-        return dict(_gateway().stopped_brokers(self.cluster))
+        return dict(_gateway().stopped_brokers(self.cluster)) if has_joined_ray() else {}
 
     def ask_accounts(self, method: str, *arguments: Any) -> Any:
         """A method of the controller about accounts, asked by this process's user, as the account

@@ -256,6 +256,7 @@ def up(
         raise ClusterError(f"no Ray cluster runs: {config} starts all of it, see `rmq-ray plan`")
     head = _join_or_start_ray(options, ray_port, ray_dashboard)
     from rmq_ray.actors import gateway
+    from rmq_ray.actors.remembered import directory_of_user, note, remember
 
     try:
         was_running = options.cluster in gateway.clusters()
@@ -270,7 +271,9 @@ def up(
                 mq = rmq_ray.start_from(
                     config, wait_s=wait_s, start_stopped=True, apply_changes=changed
                 )
-        addresses = {"ray_address": gateway.gcs_address(), **mq.addresses}
+        ray_address = gateway.gcs_address()
+        addresses = {"ray_address": ray_address, **mq.addresses}
+        remember(note(directory_of_user(), ray_address, options.cluster), mq.discovery.lookup())
         mq.admin.close()
     except BaseException:
         if head is not None:

@@ -30,7 +30,7 @@ from rmq_ray.extras import named
 
 if TYPE_CHECKING:
     from rmq_ray.actors.discovery import RayDiscovery
-    from rmq_ray.cli.base.remembered import RememberedDiscovery
+    from rmq_ray.actors.remembered import RememberedDiscovery
     from rmq_ray.client.admin.admin import Admin
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -111,13 +111,13 @@ class Options:
     @property
     def discovery(self) -> RememberedDiscovery:
         """Where the message cluster is, without joining Ray where that is known."""
-        from rmq_ray.cli.base.remembered import RememberedDiscovery, note
+        from rmq_ray.actors.remembered import RememberedDiscovery, directory_of_user, note
 
         if self._discovery is None:
             secret_key = secret_key_of(self.access_key) if self.access_key else ""
             account = given_account(self.access_key, secret_key, self.cluster)
             account = account or environments_account(self.cluster)
-            path = note(ray_head.directory_of_user(), self._ray_address(), self.cluster)
+            path = note(directory_of_user(), self._ray_address(), self.cluster)
             self._discovery = RememberedDiscovery(path, self._join, account)
         return self._discovery
 
