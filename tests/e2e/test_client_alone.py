@@ -5,6 +5,7 @@ needs itself: no Ray, eight packages at most, and it sends, consumes and says wh
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -20,11 +21,14 @@ PACKAGES_MAX = 8
 
 
 def newest_python() -> str:
-    """The newest that runs; a version manager's command may name one that is not installed."""
+    """The newest that runs: on PATH, where a version manager's command may name one that is not
+    chosen, or among what pyenv has.
+    """
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     for name in PYTHONS:
-        path = shutil.which(name)
-        if path and not subprocess.run([path, "-V"], capture_output=True, check=False).returncode:
-            return path
+        for path in (shutil.which(name), *sorted(pyenv.glob(f"versions/*/bin/{name}"))):
+            if path and not subprocess.run([path, "-V"], capture_output=True).returncode:
+                return str(path)
     return sys.executable
 
 
