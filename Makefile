@@ -25,11 +25,11 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(DEMO): pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[spark,demo,console]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[data,spark,demo,console]'
 	@touch $@
 
 $(DEV): pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[spark,train,serve,table,demo,console,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[data,spark,train,serve,table,demo,console,dev]'
 	@touch $@ $(DEMO)
 
 demo: $(DEMO) ## a year of flights through brokers, consumers and Spark, from nothing, in a few minutes

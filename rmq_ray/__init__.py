@@ -13,8 +13,9 @@ nor raydp, so that processes which only read or only speak the protocol start qu
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from rmq_ray.extras import load
 
 if TYPE_CHECKING:
     from rmq_ray.actors.client_actors import ConsumerActor, ProducerActor
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
         TransactionListener,
         TransactionSendResult,
     )
-    from rmq_ray.cluster import Cluster, connect, start, start_from
+    from rmq_ray.cluster import Cluster, start, start_from
     from rmq_ray.config import (
         BrokerConfig,
         ClientAuth,
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
         TlsMode,
         TlsSettings,
     )
+    from rmq_ray.connecting import connect
     from rmq_ray.errors import (
         AdminError,
         BodyUnreadable,
@@ -85,6 +87,7 @@ if TYPE_CHECKING:
         CommitFailed,
         ConfigError,
         ConsumeError,
+        ExtraMissing,
         GroupInUse,
         GroupNotFound,
         MessageIllegal,
@@ -183,6 +186,7 @@ __all__ = [
     "Tls",
     "TlsMode",
     "TlsSettings",
+    "ExtraMissing",
     "GroupInUse",
     "GroupNotFound",
     "LikeGroup",
@@ -291,12 +295,13 @@ _HOMES = {
     "rmq_ray.client.interceptors.message_trace": "ConsumeTrace",
     "rmq_ray.client.transaction.transaction": "Transaction",
     "rmq_ray.client.transaction.transaction_listener": "TransactionListener TransactionSendResult",
-    "rmq_ray.cluster": "Cluster connect start start_from",
+    "rmq_ray.cluster": "Cluster start start_from",
+    "rmq_ray.connecting": "connect",
     "rmq_ray.config": "BrokerConfig ClientAuth ConsumerConfig ProducerConfig StoreConfig Tls "
     "TlsMode TlsSettings",
     "rmq_ray.errors": (
         "AdminError BodyUnreadable BrokerBusy ClientError ClusterError CommitFailed "
-        "ConfigError ConsumeError GroupInUse GroupNotFound MessageIllegal "
+        "ConfigError ConsumeError ExtraMissing GroupInUse GroupNotFound MessageIllegal "
         "MessageTooLarge NotAssigned NotARequest NotAuthorized OffsetOutOfRange "
         "PromotionRefused RecallFailed ReceiptStale RemotingError RequestTimeout "
         "ResultExpired RmqError SendError SendTimeout SendUnconfirmed SendUnknown SparkError "
@@ -326,7 +331,7 @@ def __getattr__(name: str) -> Any:
     module = _MODULES.get(name)
     if module is None:
         raise AttributeError(f"module 'rmq_ray' has no attribute {name!r}")
-    value = getattr(import_module(module), name)
+    value = getattr(load(module), name)
     globals()[name] = value
     return value
 

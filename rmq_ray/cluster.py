@@ -20,14 +20,7 @@ from typing import TYPE_CHECKING, Any
 from rmq_ray.actors import gateway, names
 from rmq_ray.actors.access_keys import AccountProof, SecretKey, given_account, keywords
 from rmq_ray.actors.audit import newest_lines
-from rmq_ray.actors.clients import (
-    AsyncProducer,
-    Producer,
-    PullConsumer,
-    PushConsumer,
-    SimpleConsumer,
-    TransactionProducer,
-)
+from rmq_ray.actors.cluster_clients import ClusterClients
 from rmq_ray.actors.control import replica_status
 from rmq_ray.actors.control.apply_changes import apply_changes as carry_out
 from rmq_ray.actors.control.apply_changes import place_of_controller
@@ -53,8 +46,6 @@ from rmq_ray.actors.discovery import (
     meant_cluster,
     use_cluster,
 )
-from rmq_ray.actors.durable_queue import Queue
-from rmq_ray.client.admin.admin import Admin
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import DEFAULT_CLUSTER, TlsSettings
 from rmq_ray.errors import ClusterError, ConfigError, RmqError
@@ -75,24 +66,14 @@ PROMOTE_S = 60.0
 SECRET_BYTES = 32
 
 
-class Cluster:
-    """Handle of a running cluster. ``admin`` offers topics, groups and offsets. ``account``: who
-    its clients are that are given no other; None = members.
+class Cluster(ClusterClients):
+    """Handle of a running cluster of this Ray cluster. ``account``: who its clients are that are
+    given no other; None = members.
     """
 
     def __init__(self, name: str, account: AccountProof | None = None) -> None:
-        self.name = name
-        self.discovery = RayDiscovery(name, account)
-        self._account = keywords(account)
+        super().__init__(name, RayDiscovery(name, account), keywords(account))
         self._stopped = False
-
-    def __repr__(self) -> str:
-        return f"Cluster({self.name!r})"
-
-    @cached_property
-    def admin(self) -> Admin:
-        """Administration over connections; one client instance, made at first use."""
-        return Admin(self.discovery)
 
     @cached_property
     def tables(self) -> Tables:
@@ -100,49 +81,6 @@ class Cluster:
         from rmq_ray.table.tables import Tables  # pyarrow's writers are for those who ask
 
         return Tables(self.name)
-
-    # --- its clients ------------------------------------------------------------------------------
-
-    def producer(self, group: str | None = None, **settings: Any) -> Producer:
-        """A ``Producer`` of this cluster, whatever others this process uses."""
-        return Producer(group, cluster=self.name, **self._account | settings)
-
-    def async_producer(self, group: str | None = None, **settings: Any) -> AsyncProducer:
-        """An ``AsyncProducer`` of this cluster."""
-        return AsyncProducer(group, cluster=self.name, **self._account | settings)
-
-    def transaction_producer(self, group: str, **settings: Any) -> TransactionProducer:
-        """A ``TransactionProducer`` of this cluster."""
-        return TransactionProducer(group, cluster=self.name, **self._account | settings)
-
-    def push_consumer(self, group: str, **settings: Any) -> PushConsumer:
-        """A ``PushConsumer`` of this cluster."""
-        return PushConsumer(group, cluster=self.name, **self._account | settings)
-
-    def pull_consumer(self, group: str, **settings: Any) -> PullConsumer:
-        """A ``PullConsumer`` of this cluster."""
-        return PullConsumer(group, cluster=self.name, **self._account | settings)
-
-    def simple_consumer(self, topic: str, group: str, **settings: Any) -> SimpleConsumer:
-        """A ``SimpleConsumer`` of this cluster."""
-        return SimpleConsumer(topic, group, cluster=self.name, **self._account | settings)
-
-    def queue(
-        self, name: str, maxsize: int = 0, *, pickle: bool = False, prefetch: int = 0
-    ) -> Queue:
-        """A ``Queue`` of this cluster."""
-        where = {"cluster": self.name, **self._account}
-        return Queue(name, maxsize, pickle=pickle, prefetch=prefetch, **where)
-
-    # --- the cluster itself -----------------------------------------------------------------------
-
-    @property
-    def addresses(self) -> dict[str, Any]:
-        """``{"name_servers": ["host:port"], "broker-a": {0: "host:port"}}``."""
-        found: dict[str, Any] = {"name_servers": list(self.discovery.lookup().name_servers)}
-        for broker in self.admin.brokers():
-            found[broker.broker_name] = dict(broker.addresses)
-        return found
 
     def status(self) -> dict[str, Any]:
         """State of every actor: name -> what its ``status`` says, or the error that kept it from
@@ -400,7 +338,7 @@ def start(  # noqa: PLR0913 - the settings of the outermost call
         accounts=accounts,
     )
     _start_or_attach(name, asked, host, (name_server_port, broker_port), timeout_s)
-    return connect(name)
+    return attach(name)
 
 
 def plan(config: str | Path) -> Survey:
@@ -483,16 +421,8 @@ def _surveyed(topology: Topology, wait_s: float) -> Survey:
     return found
 
 
-def connect(
-    name: str | None = None, *, access_key: str = "", secret_key: SecretKey = ""
-) -> Cluster:
-    """Attach to a running cluster; ``ClusterError`` that lists those that run where none runs under
-    this name. Calls of this process that name no cluster mean it from now on.
-
-    ``access_key``, ``secret_key``: they and the handle's clients are this account, and not members
-    as everybody else with Ray; else as ``RMQ_ACCESS_KEY`` says. What asks the controller (status,
-    stop, promote) stays open to all who have Ray. ``CredentialsInvalid`` for one of both.
-    """
+def attach(name: str | None = None, *, access_key: str = "", secret_key: SecretKey = "") -> Cluster:
+    """``rmq.connect`` in a process that has Ray."""
     name = meant_cluster(name)
     gateway.cluster_address(name)
     return _used(name, given_account(access_key, secret_key, name))

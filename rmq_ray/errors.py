@@ -5,6 +5,7 @@ says whose fault it was.
     ├── ConfigError                      a setting or topology file is wrong (caller)
     │   ├── AccessRulesInvalid           accounts or rights with faults: the old ones stay (caller)
     │   └── CredentialsInvalid           an access key without its secret, or a faulty file (caller)
+    ├── ExtraMissing                     a package of an extra is not installed (caller)
     ├── ClientError                      misuse of a client: wrong state, bad name, closed (caller)
     │   ├── NoNameServer                 nobody told where the cluster is (caller)
     │   └── NotARequest                  a reply to a message that asks for none (caller)
@@ -118,6 +119,12 @@ class AccessRulesInvalid(ConfigError):
 class CredentialsInvalid(ConfigError):
     """An account's access key and secret key are not both there, or cannot be ones; the message
     says where they were looked for.
+    """
+
+
+class ExtraMissing(RmqError, ImportError):
+    """A package that an extra of this one brings is not installed; the message says how it comes
+    and what works without (args[1] = package, args[2] = extra). Also Python's ``ImportError``.
     """
 
 

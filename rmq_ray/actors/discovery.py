@@ -6,16 +6,18 @@ known; and which cluster is meant where a call names none.
     to several ─> the one that RMQ_CLUSTER names, else an error that lists them
     to none ─> the one that RMQ_CLUSTER names, else "default"
 
-A process that a client actor of ours runs in uses that client's cluster. Who connected as an
+Ray is loaded by what asks it: a client that is given addresses needs none. A process that a client
+actor of ours runs in uses that client's cluster. Who connected as an
 account (``access_keys``) is it wherever its calls mean that cluster.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
-from rmq_ray.actors import gateway, names
+from rmq_ray.actors import names, remembered
 from rmq_ray.actors.access_keys import (
     AccountProof,
     SecretKey,
@@ -24,6 +26,7 @@ from rmq_ray.actors.access_keys import (
 )
 from rmq_ray.config import CLUSTER_VARIABLE, DEFAULT_CLUSTER, Tls, environment
 from rmq_ray.errors import ConfigError, CredentialsInvalid
+from rmq_ray.extras import load
 from rmq_ray.model.ids import Address
 from rmq_ray.ports import ClusterAddress
 from rmq_ray.protocol.access.changes import ChangeAuthor
@@ -34,9 +37,20 @@ Ray, and as which account.
 """
 
 
+def _gateway() -> Any:
+    """What asks Ray; ``ExtraMissing`` where Ray is not installed."""
+    return load("rmq_ray.actors.gateway")
+
+
+def has_joined_ray() -> bool:
+    """Whether this process, or the one that it was forked from, has."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
+
+
 def use_cluster(cluster: str, account: AccountProof | None = None) -> None:
     """This process uses it from now on: calls that name none may mean it."""
-    _used[cluster] = (gateway.session(), account)
+    _used[cluster] = (_gateway().session(), account)
 
 
 def forget_cluster(cluster: str) -> None:
@@ -51,7 +65,7 @@ def meant_cluster(cluster: str | None, name_servers: Sequence[str] | str | None 
     if name_servers is not None:
         return cluster or DEFAULT_CLUSTER
     if cluster is None:
-        session = gateway.session()
+        session = _gateway().session() if _used else ""
         used = [name for name, (by, _) in _used.items() if by == session]
         cluster = choose_cluster(used, environment(CLUSTER_VARIABLE))
     return names.check_cluster_name(cluster)
@@ -93,9 +107,9 @@ def account_of(
                 access_key,
             )
         return None
-    if account is None and name_servers is None:
-        session, connected = _used.get(cluster, ("", None))
-        account = connected if session == gateway.session() else None
+    if account is None and name_servers is None and cluster in _used:
+        session, connected = _used[cluster]
+        account = connected if session == _gateway().session() else None
     return account or environments_account(cluster)
 
 
@@ -114,22 +128,27 @@ class RayDiscovery:
         self.access_key = account.access_key if account is not None else ""
 
     def lookup(self) -> ClusterAddress:
-        """``ClusterError`` where the cluster does not run or Ray is not initialised."""
-        found = gateway.cluster_address(self.cluster)
+        """Through Ray, or, in a process that has not joined it, as a command noted it; nobody else
+        does. ``ClusterError`` where the cluster does not run, or nothing is known of it.
+        """
+        found: ClusterAddress | None = None if has_joined_ray() else remembered.find(self.cluster)
+        if found is None:
+            found = _gateway().cluster_address(self.cluster)
         return found if self.account is None else self.account.at(found)
 
     def broker_names(self) -> tuple[str, ...]:
         """All brokers of the cluster, those included that are down."""
-        return gateway.broker_names(self.cluster)
+        return tuple(_gateway().broker_names(self.cluster)) if has_joined_ray() else ()
 
     def stopped_brokers(self) -> dict[str, bool]:
         """Broker -> whether every copy of it was stopped on purpose."""
-        return gateway.stopped_brokers(self.cluster)
+        return dict(_gateway().stopped_brokers(self.cluster)) if has_joined_ray() else {}
 
     def ask_accounts(self, method: str, *arguments: Any) -> Any:
         """A method of the controller about accounts, asked by this process's user, as the account
         that it is.
         """
+        gateway = _gateway()
         author = ChangeAuthor(
             gateway.user_and_host(), gateway.process_id(), self.access_key, not self.access_key
         )

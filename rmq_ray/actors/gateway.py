@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import ray
 import ray.exceptions
 
-from rmq_ray.actors import names
+from rmq_ray.actors import names, ray_versions
 from rmq_ray.actors.shell import exit_hard
 from rmq_ray.errors import BrokerBusy, ClusterError, ConfigError, RmqError
 from rmq_ray.ports import ClusterAddress
@@ -49,7 +49,10 @@ reach.
 
 
 def require_ray() -> None:
-    """``ClusterError`` where this process has no Ray connection, or only its parent's."""
+    """``ClusterError`` where this process has no Ray connection, or only its parent's, or Ray is
+    too old.
+    """
+    ray_versions.require_window()
     if not ray.is_initialized():
         raise ClusterError(
             "Ray is not initialised in this process: call ray.init() first; producers and "

@@ -270,8 +270,7 @@ def up(
                 mq = rmq_ray.start_from(
                     config, wait_s=wait_s, start_stopped=True, apply_changes=changed
                 )
-        addresses = {"ray_address": gateway.gcs_address(), **mq.addresses}
-        mq.admin.close()
+        addresses = _noted(mq)
     except BaseException:
         if head is not None:
             gateway.leave_ray()
@@ -287,6 +286,18 @@ def up(
         },
         options.style,
     )
+
+
+def _noted(mq: rmq_ray.Cluster) -> dict[str, Any]:
+    """Where it is; written down for commands and processes that do not join Ray."""
+    from rmq_ray.actors import gateway
+    from rmq_ray.actors.remembered import directory_of_user, note, remember
+
+    ray_address = gateway.gcs_address()
+    remember(note(directory_of_user(), ray_address, mq.name), mq.discovery.lookup())
+    addresses = {"ray_address": ray_address, **mq.addresses}
+    mq.admin.close()
+    return addresses
 
 
 def _state_told(was_running: bool, changed: bool, config: str | None) -> str:

@@ -181,7 +181,7 @@ def _python() -> Check:
 def _packages() -> list[Check]:
     found: list[Check] = []
     for names, state, remedy in (
-        (NEEDED, FAIL, "pip install rmq_ray"),
+        (NEEDED, FAIL, "pip install 'rmq_ray[ray]'"),
         (SPARK, WARN, "only for Spark: pip install 'rmq_ray[spark]'"),
     ):
         versions = {name: _version(name) for name in names}

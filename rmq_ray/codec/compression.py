@@ -17,6 +17,7 @@ from __future__ import annotations
 import zlib
 
 from rmq_ray.errors import BodyUnreadable
+from rmq_ray.extras import load
 from rmq_ray.model.message import SysFlag
 
 CODECS = ("zlib", "lz4", "zstd")
@@ -42,7 +43,7 @@ def compress(body: bytes, codec: str, level: int | None = None) -> bytes:
     """
     if codec == "zlib":
         return zlib.compress(body, ZLIB_LEVEL if level is None else level)
-    import pyarrow as pa
+    pa = load("pyarrow")
 
     made = (
         pa.Codec(codec)
@@ -65,7 +66,7 @@ def decompress(body: bytes, sys_flag: int, bytes_max: int) -> bytes:
             f"a body of {len(body)} bytes is compressed by type {kind >> 8}, which is none "
             f"of 1 LZ4, 2 ZSTD, 3 ZLIB; upgrade this reader"
         )
-    import pyarrow as pa
+    pa = load("pyarrow")
 
     codec = _STREAMS[kind]
     if not body:

@@ -21,6 +21,7 @@ from typing import Any
 import msgpack
 
 from rmq_ray.errors import BodyUnreadable, ClientError
+from rmq_ray.extras import load
 
 BYTES, MSGPACK, TABLE, TENSOR = "bytes", "msgpack", "arrow", "tensor"
 _PLAIN = frozenset({dict, list, str, int, float, bool})
@@ -87,7 +88,7 @@ def decode(body: bytes, kind: str) -> Any:
         if kind == MSGPACK:
             return msgpack.unpackb(body, strict_map_key=False)
         if kind in (TABLE, TENSOR):
-            import pyarrow as pa
+            pa = load("pyarrow")
 
             if kind == TABLE:
                 return pa.ipc.open_stream(body).read_all()
@@ -104,7 +105,7 @@ def decode(body: bytes, kind: str) -> Any:
 
 
 def _table_bytes(value: Any) -> bytes:
-    import pyarrow as pa
+    pa = load("pyarrow")
 
     sink = pa.BufferOutputStream()
     try:
@@ -125,7 +126,7 @@ def _table_bytes(value: Any) -> bytes:
 
 
 def _tensor_bytes(value: Any) -> bytes:
-    import pyarrow as pa
+    pa = load("pyarrow")
 
     sink = pa.BufferOutputStream()
     try:

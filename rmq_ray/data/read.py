@@ -16,11 +16,11 @@ from typing import Any
 
 import ray
 from ray.data import Datasource, ReadTask
-from ray.data.block import BlockMetadata
 
 from rmq_ray.actors.access_keys import SecretKey
 from rmq_ray.actors.discovery import discovery_for
 from rmq_ray.actors.gateway import require_ray
+from rmq_ray.actors.ray_versions import block_metadata
 from rmq_ray.client.scan.bulk_arguments import checked_columns, topic_or_pattern
 from rmq_ray.client.scan.kafka_offsets import KafkaOffset, kafka_range
 from rmq_ray.client.scan.scan_plan import ScanOptions, ScanPlan, open_reader
@@ -221,14 +221,13 @@ class TopicDatasource(Datasource):
         chosen = self._rows.tags is not None or self._rows.key is not None
         tasks = []
         for piece in self._pieces:
-            metadata = BlockMetadata(None, piece.rows * ROW_BYTES_GUESS, None)
+            metadata = block_metadata(None, piece.rows * ROW_BYTES_GUESS)
             read = partial(_read_piece, piece, self._rows)
             tasks.append(ReadTask(read, metadata, schema, per_task_row_limit))
         for number, split in enumerate(self._plan.splits):
             rows = split.end - split.start
-            metadata = BlockMetadata(
-                None if chosen else rows, rows * ROW_BYTES_GUESS, None
-            )  # Ray Data counts by what is said here
+            # Ray Data counts by what is said here
+            metadata = block_metadata(None if chosen else rows, rows * ROW_BYTES_GUESS)
             tasks.append(
                 ReadTask(
                     _reader(self._plan, number, self._rows, self._out),
@@ -239,7 +238,7 @@ class TopicDatasource(Datasource):
             )
         if not tasks:
             empty = schema.empty_table()
-            tasks.append(ReadTask(lambda: [empty], BlockMetadata(0, 0, None), schema))
+            tasks.append(ReadTask(lambda: [empty], block_metadata(0, 0), schema))
         return tasks
 
 

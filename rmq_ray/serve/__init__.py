@@ -8,8 +8,11 @@ Nothing of Serve but ``ray.serve.schema`` and ``ray.serve.task_consumer`` is imp
 ``adapter`` first, then ``task_worker``.
 """
 
-from rmq_ray.serve.adapter import RmqTaskProcessorAdapter
-from rmq_ray.serve.lag_policy import LagPolicy
-from rmq_ray.serve.settings import RmqAdapterConfig
+from rmq_ray.extras import named
+
+with named("serve"):
+    from rmq_ray.serve.adapter import RmqTaskProcessorAdapter
+    from rmq_ray.serve.lag_policy import LagPolicy
+    from rmq_ray.serve.settings import RmqAdapterConfig
 
 __all__ = ["LagPolicy", "RmqAdapterConfig", "RmqTaskProcessorAdapter"]

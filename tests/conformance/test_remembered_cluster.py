@@ -15,15 +15,18 @@ from typing import IO, Any
 
 import pytest
 
+import rmq_ray as rmq
+from rmq_ray.actors import discovery as discovery_of_names
+from rmq_ray.actors import remembered
 from rmq_ray.actors.access_keys import AccountProof
-from rmq_ray.cli.base.remembered import RememberedDiscovery, note, read, remember
+from rmq_ray.actors.remembered import RememberedDiscovery, note, read, remember
 from rmq_ray.client.admin.admin import Admin
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.config import Tls
-from rmq_ray.errors import ClusterError
+from rmq_ray.errors import ClusterError, ConfigError
 from rmq_ray.ports import ClusterAddress
-from tests.support.brokers.live_cluster import LiveCluster
+from tests.support.brokers.live_cluster import CLUSTER, LiveCluster
 from tests.support.waiting import eventually
 
 
@@ -120,14 +123,58 @@ def test_a_directory_that_takes_no_file_costs_time_only(
     assert discovery(tmp_path / "missing" / "x.json", ray).lookup() == cluster.lookup()
 
 
+@pytest.fixture
+def noted(cluster: LiveCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a command has noted the cluster; this process has not joined Ray."""
+    monkeypatch.setattr(remembered, "directory_of_user", lambda: tmp_path)
+    monkeypatch.setattr(discovery_of_names, "_used", {})
+    remember(note(tmp_path, "127.0.0.1:6379", CLUSTER), cluster.lookup())
+    return tmp_path
+
+
+@pytest.mark.usefixtures("noted")
+def test_a_process_without_ray_finds_a_cluster_that_a_command_met() -> None:
+    with rmq.Producer(cluster=CLUSTER) as producer:
+        assert producer.send("noted", b"body").status is rmq.SendStatus.SEND_OK
+    handle = rmq.connect(CLUSTER)
+    with closing(handle.admin):
+        assert handle.admin.topic_stats("noted") and not isinstance(handle, rmq.Cluster)
+
+
+@pytest.mark.usefixtures("noted")
+def test_of_a_cluster_that_nobody_noted_ray_is_asked() -> None:
+    with pytest.raises(ClusterError, match=r"ray\.init\(\) first"):
+        rmq.Producer(cluster="unknown").send("noted", b"body")
+    with pytest.raises(ClusterError, match=r"ray\.init\(\) first"):
+        rmq.connect("unknown")
+
+
+def test_what_answers_no_more_is_not_found_and_of_two_neither(
+    noted: Path, cluster: LiveCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = noted / "other.cluster.json"
+    remember(other, replace(cluster.lookup(), secret=b"o" * 32))
+    assert remembered.find(CLUSTER) == cluster.lookup(), "the other one was stopped"
+    with LiveCluster(tmp_path / "second") as second:
+        remember(other, second.lookup())
+        note(noted, "127.0.0.1:6379", CLUSTER).unlink()
+        assert remembered.find(CLUSTER) == second.lookup()
+    assert remembered.find(CLUSTER) is None
+    remember(note(noted, "127.0.0.1:6379", CLUSTER), replace(cluster.lookup(), secret=b"o" * 32))
+    monkeypatch.setattr(remembered, "answers", lambda _told: True)
+    with pytest.raises(ConfigError, match=r"several clusters 'live' .* name_servers= and secret="):
+        remembered.find(CLUSTER)
+
+
 COMMAND = """
 import sys
 from pathlib import Path
 from typing import IO, Any
+from rmq_ray.actors import remembered
 from rmq_ray.cli.base import ray_head
 from rmq_ray.cli.main import main
 ray_head.find = lambda address, port=None: "127.0.0.1:6379"
-ray_head.directory_of_user = lambda: Path(sys.argv[1])
+remembered.directory_of_user = lambda: Path(sys.argv[1])
 try:
     main(sys.argv[2:])
 finally:

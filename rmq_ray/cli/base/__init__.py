@@ -1,3 +1,3 @@
 """What every command stands on: the options and the cluster that they name (``context``), how it is
-found (``remembered``, ``ray_head``) and how results are printed (``output``).
+found (``ray_head``) and how results are printed (``output``).
 """

@@ -26,10 +26,11 @@ from rmq_ray.actors.access_keys import environments_account, given_account, secr
 from rmq_ray.cli.base import output, ray_head
 from rmq_ray.config import DEFAULT_CLUSTER, put_environment
 from rmq_ray.errors import ClientError, ClusterError, ConfigError, RmqError
+from rmq_ray.extras import named
 
 if TYPE_CHECKING:
     from rmq_ray.actors.discovery import RayDiscovery
-    from rmq_ray.cli.base.remembered import RememberedDiscovery
+    from rmq_ray.actors.remembered import RememberedDiscovery
     from rmq_ray.client.admin.admin import Admin
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -65,8 +66,9 @@ class Options:
         if _ray_joined():
             return
         address = self._ray_address(port)
-        import ray
-        import ray.exceptions
+        with named():
+            import ray
+            import ray.exceptions
 
         logging.getLogger("ray").setLevel(logging.ERROR)
         try:
@@ -109,13 +111,13 @@ class Options:
     @property
     def discovery(self) -> RememberedDiscovery:
         """Where the message cluster is, without joining Ray where that is known."""
-        from rmq_ray.cli.base.remembered import RememberedDiscovery, note
+        from rmq_ray.actors.remembered import RememberedDiscovery, directory_of_user, note
 
         if self._discovery is None:
             secret_key = secret_key_of(self.access_key) if self.access_key else ""
             account = given_account(self.access_key, secret_key, self.cluster)
             account = account or environments_account(self.cluster)
-            path = note(ray_head.directory_of_user(), self._ray_address(), self.cluster)
+            path = note(directory_of_user(), self._ray_address(), self.cluster)
             self._discovery = RememberedDiscovery(path, self._join, account)
         return self._discovery
 

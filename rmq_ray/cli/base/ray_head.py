@@ -21,7 +21,6 @@ import os
 import shutil
 import signal
 import socket
-import stat
 import subprocess
 import sys
 import tempfile
@@ -31,6 +30,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
+from rmq_ray.actors.remembered import directory_of_user
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import environment, put_environment
 from rmq_ray.errors import ClusterError, ConfigError
@@ -401,22 +401,6 @@ def _address_file(directory: Path) -> Path:
     return directory / "ray_current_cluster"
 
 
-def directory_of_user() -> Path:
-    """What commands of this user write down for later ones. ``ClusterError`` where somebody else
-    could write there.
-    """
-    directory = Path(tempfile.gettempdir()) / f"rmq_ray-heads-{os.getuid()}"
-    directory.mkdir(mode=0o700, exist_ok=True)
-    found = directory.lstat()  # not what a link leads to
-    if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o022:
-        raise ClusterError(
-            f"{directory} belongs to another user, or others may write there: remove it, or set "
-            f"TMPDIR to a directory of your own",
-            str(directory),
-        )
-    return directory
-
-
 def _note(port: int) -> Path:
     """Where it is written down that a head on this port is ours."""
     return directory_of_user() / f"{port}.json"
@@ -427,7 +411,7 @@ def _ray() -> str:
     program = str(beside) if beside.exists() else shutil.which("ray")
     if program is None:
         raise ClusterError(
-            "the program `ray` is not beside this python and not on PATH: install rmq_ray "
-            "into this environment"
+            "the program `ray` is not beside this python and not on PATH: "
+            "pip install 'rmq_ray[ray]' brings it"
         )
     return program

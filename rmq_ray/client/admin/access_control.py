@@ -24,7 +24,6 @@ from rmq_ray.protocol.access.changes import (
     SetWhiteAddresses,
 )
 from rmq_ray.protocol.access.decision import Action
-from rmq_ray.topology.yaml_text import read_yaml
 
 Rights = Mapping[str, str]
 """Name of a topic or group -> ``DENY``, ``PUB``, ``SUB`` or ``PUB|SUB``."""
@@ -214,6 +213,8 @@ def _named(topic: str | None, group: str | None) -> tuple[ResourceKind, str]:
 
 def _read(path: str | Path) -> Any:
     try:
+        from rmq_ray.topology.yaml_text import read_yaml  # PyYAML is for those who have a file
+
         return read_yaml(Path(path).read_bytes(), str(path))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}", str(path)) from None

@@ -21,6 +21,7 @@ from rmq_ray.client.admin.admin_settings import AdminSettings
 from rmq_ray.client.admin.unread import readers, unread
 from rmq_ray.codec.record import decode_record, parse_offset_message_id, record_row
 from rmq_ray.errors import AdminError, ClientError
+from rmq_ray.extras import load
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.model.moments import unless_seconds
 from rmq_ray.model.topics import (
@@ -440,8 +441,7 @@ class Admin(AdminGroups, AdminSettings):
         segments are kept from retention until it returns.
         """
         check_topic(topic)
-        import pyarrow as pa
-
+        pa = load("pyarrow")
         from rmq_ray.client.scan.scan_plan import open_reader, plan_scan
         from rmq_ray.codec.arrow_reader import to_batch
 

@@ -22,6 +22,7 @@ from rmq_ray.client.interceptors.consume_hooks import (
 )
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.errors import ConfigError
+from rmq_ray.extras import named
 from rmq_ray.model.groups import ConsumeFromWhere, MessageModel
 from rmq_ray.model.moments import moment_ms, unless_seconds
 from rmq_ray.model.namespaces import with_namespace
@@ -269,9 +270,8 @@ def _columns(options: Mapping[str, Any]) -> tuple[str, ...] | None:
                 repr(names)[:80],
             )
         return None
-    from rmq_ray.model.arrow import (
-        COLUMNS,
-    )  # pyarrow takes 0.15 s to load: only those who want columns wait for it
+    with named():  # pyarrow takes 0.15 s to load: only those who want columns wait for it
+        from rmq_ray.model.arrow import COLUMNS
 
     if names is None:
         return COLUMNS

@@ -59,6 +59,7 @@ from rmq_ray.client.transaction.transaction_listener import (
 from rmq_ray.clock import Clock
 from rmq_ray.config import ProducerConfig, RemotingLimits
 from rmq_ray.errors import ClientError
+from rmq_ray.extras import named
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import Message, SendResult
 from rmq_ray.model.namespaces import queue_with_namespace, with_namespace
@@ -274,10 +275,8 @@ class AsyncProducer(ProducerBase):
         """
         sender = await self._ready()
         assert self._core is not None
-        from rmq_ray.client.sending.arrow_sending import (  # pyarrow takes 0.15 s to load
-            ArrowCall,
-            send_table,
-        )
+        with named():  # pyarrow takes 0.15 s to load
+            from rmq_ray.client.sending.arrow_sending import ArrowCall, send_table
 
         call = ArrowCall(topic, data, (body, key, tag, properties), queue, self._time(timeout))
         return await send_table(self._core, sender, self._steps, call)

@@ -47,6 +47,7 @@ from rmq_ray.client.transaction.transaction_checks import Checker
 from rmq_ray.clock import Clock
 from rmq_ray.config import ProducerConfig, RemotingLimits
 from rmq_ray.errors import ClientError
+from rmq_ray.extras import named
 from rmq_ray.model.ids import FrameId, MessageQueue
 from rmq_ray.model.message import Message, SendResult
 from rmq_ray.ports import Discovery
@@ -345,10 +346,8 @@ class Producer(ProducerBase):
         """
         core = self._core or self._ready()
         timeout_ms = self._time(timeout)
-        from rmq_ray.client.sending.arrow_sending import (
-            ArrowCall,
-            send_rows,
-        )  # pyarrow takes 0.15 s to load
+        with named():  # pyarrow takes 0.15 s to load
+            from rmq_ray.client.sending.arrow_sending import ArrowCall, send_rows
 
         return send_rows(
             core,

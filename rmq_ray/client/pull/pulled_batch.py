@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, overload
 
 from rmq_ray.client.messages.received import MessageExt, PulledPage
+from rmq_ray.extras import named
 from rmq_ray.model.ids import MessageQueue
 
 
@@ -62,7 +63,8 @@ class PulledBatch(Sequence[MessageExt]):
 
         ``ClientError`` for a column that there is not.
         """
-        from rmq_ray.client.messages import message_columns
+        with named():
+            from rmq_ray.client.messages import message_columns
 
         return message_columns.table(self._pieces, columns)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from ray import cloudpickle
 
-from rmq_ray.actors import access_keys, discovery
+from rmq_ray.actors import access_keys, discovery, gateway
 from rmq_ray.actors.access_keys import AccountProof, keywords, secret_key_of
 from rmq_ray.actors.client_actors import ClientActorClass
 from rmq_ray.actors.clients import (
@@ -243,7 +243,7 @@ def test_who_connected_as_an_account_is_it_wherever_it_means_that_cluster(
     assert discovery_for(None, None, b"").account == proof
     assert discovery_for("payments", None, b"").account is None
     assert who(cluster="orders")[0] == "", "addresses may be those of another cluster"
-    monkeypatch.setattr(discovery.gateway, "session", lambda: "another Ray")
+    monkeypatch.setattr(gateway, "session", lambda: "another Ray")
     assert discovery_for("orders", None, b"").account is None
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.actors import discovery, names
+from rmq_ray.actors import discovery, gateway, names
 from rmq_ray.actors.clients import Producer
 from rmq_ray.actors.discovery import (
     RayDiscovery,
@@ -150,7 +150,7 @@ def test_clients_and_discoveries_mean_the_cluster_in_use_until_it_is_stopped(
     forget_cluster("nb")
     forget_cluster("nb")
     assert RayDiscovery().cluster == "orders"
-    monkeypatch.setattr(discovery.gateway, "session", lambda: "another ray.init")
+    monkeypatch.setattr(gateway, "session", lambda: "another ray.init")
     assert RayDiscovery().cluster == "default", "that was another Ray cluster"
 
 

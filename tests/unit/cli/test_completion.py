@@ -13,6 +13,7 @@ import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
+from rmq_ray.actors import remembered
 from rmq_ray.cli.base import ray_head
 from rmq_ray.cli.main import main
 from rmq_ray.cli.shell.completion import PROGRAM, VARIABLE
@@ -47,7 +48,7 @@ def test_without_a_cluster_names_are_none_and_nothing_is_said(
         return None if where == "no Ray runs" else "127.0.0.1:6379"
 
     monkeypatch.setattr(ray_head, "find", find)
-    monkeypatch.setattr(ray_head, "directory_of_user", lambda: tmp_path)
+    monkeypatch.setattr(remembered, "directory_of_user", lambda: tmp_path)
     assert completed("topic", "describe", "") == [] == completed("group", "lag", "")
     assert capsys.readouterr() == ("", "")
 

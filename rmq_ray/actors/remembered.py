@@ -1,11 +1,11 @@
-"""Where a cluster is, as an earlier command learned it through Ray: joining Ray takes two seconds,
-reading a file does not.
+"""Where a cluster is, as a command of the same user learned it through Ray: joining Ray takes two
+seconds, reading a file does not, and a process without Ray can read it, too.
 
     <temporary directory>/rmq_ray-heads-<uid>/<hash>.cluster.json   of one Ray and cluster, 0600
 
 A name server must prove the cluster's secret before what was remembered counts: of a cluster that
 was stopped, or started anew, Ray is asked, and what it says is remembered; nothing of an account
-is. Called by: ``context``.
+is. Called by: the command line, and ``discovery`` where a process has not joined Ray.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import RemotingLimits, Tls
-from rmq_ray.errors import RmqError
+from rmq_ray.errors import ClusterError, ConfigError, RmqError
 from rmq_ray.model.ids import Address
 from rmq_ray.ports import ClusterAddress
 from rmq_ray.remoting.connection import dial
@@ -38,6 +40,39 @@ def note(directory: Path, ray_address: str, cluster: str) -> Path:
     """The file of this cluster in this Ray."""
     name = hashlib.sha256(f"{ray_address}\0{cluster}".encode()).hexdigest()[:16]
     return directory / f"{name}.cluster.json"
+
+
+def directory_of_user() -> Path:
+    """What commands of this user write down for later ones. ``ClusterError`` where somebody else
+    could write there.
+    """
+    directory = Path(tempfile.gettempdir()) / f"rmq_ray-heads-{os.getuid()}"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    found = directory.lstat()  # not what a link leads to
+    if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o022:
+        raise ClusterError(
+            f"{directory} belongs to another user, or others may write there: remove it, or set "
+            f"TMPDIR to a directory of your own",
+            str(directory),
+        )
+    return directory
+
+
+def find(cluster: str) -> ClusterAddress | None:
+    """The cluster of this name that a command has met on this machine, and that still answers; None
+    where there is none. ``ConfigError`` where several do.
+    """
+    notes = (read(path) for path in directory_of_user().glob("*.cluster.json"))
+    met = {told.secret: told for told in notes if told is not None and told.cluster == cluster}
+    found = [told for told in met.values() if answers(told)]
+    if len(found) > 1:
+        servers = " and ".join(";".join(told.name_servers) for told in found)
+        raise ConfigError(
+            f"several clusters {cluster!r} run on this machine, with the name servers {servers}: "
+            f"say which one is meant, by name_servers= and secret=, or join its Ray by ray.init()",
+            cluster,
+        )
+    return found[0] if found else None
 
 
 class RememberedDiscovery:
