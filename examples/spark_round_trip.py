@@ -5,9 +5,9 @@ middle.
 
 Payments in cents go to "payments". A Structured Streaming query turns them into euros in "euros",
 batch by batch, in a process of its own. When the first batch is stored the process is killed with
-signal 9; another one goes on from its checkpoint and ends when it has caught up. Batches are
-written under their names (``write_stream_topic``), so that one which comes again is stored once.
-The Java errors that are printed in between are the killed driver's JVM, which misses it and ends.
+signal 9; this one goes on from its checkpoint and ends when it has caught up. Batches are written
+under their names (``write_stream_topic``), so that one which comes again is stored once. The Java
+errors that are printed in between are the killed driver's JVM, which misses it and ends.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import ray
@@ -26,7 +27,7 @@ import rmq_ray as rmq
 from rmq_ray import spark as mqs
 
 RAW, CLEAN, GROUP = "payments", "euros", "cents-to-euros"
-ROWS, BATCHES = 3_000, 20
+ROWS, BATCHES = 3_000, 6
 PATIENCE_S = 300
 
 
@@ -48,13 +49,10 @@ def send(cluster: str) -> None:
         producer.send_arrow(RAW, table, key="id")
 
 
-def drive(cluster: str, checkpoint: str, *, to_the_end: bool) -> None:
-    """The driver's process: a batch each second for ever, or all that is there as fast as it
-    goes.
-    """
+def drive(session: Any, cluster: str, checkpoint: str, *, to_the_end: bool) -> None:
+    """The query: a batch each second for ever, or all that is there as fast as it goes."""
     from pyspark.sql import functions as f
 
-    session = mqs.session("round-trip", quick_start=True)
     raw = mqs.read_stream(
         session,
         RAW,
@@ -78,14 +76,13 @@ def drive(cluster: str, checkpoint: str, *, to_the_end: bool) -> None:
         cluster=cluster,
     )
     query.awaitTermination()
-    mqs.stop()
 
 
-def driver(cluster: str, checkpoint: str, how: str) -> subprocess.Popen[bytes]:
-    """``drive`` in a process of its own, on the same Ray cluster."""
+def driver(cluster: str, checkpoint: str) -> subprocess.Popen[bytes]:
+    """``drive`` for ever in a process of its own, on the same Ray cluster."""
     address = ray.get_runtime_context().gcs_address
     return subprocess.Popen(
-        [sys.executable, "-m", "examples.spark_round_trip", cluster, address, checkpoint, how],
+        [sys.executable, "-m", "examples.spark_round_trip", cluster, address, checkpoint],
         cwd=Path(__file__).parents[1],
     )
 
@@ -97,7 +94,7 @@ def stored(mq: rmq.Cluster) -> int:
 
 def kill_in_the_middle(mq: rmq.Cluster, checkpoint: str) -> int:
     """Start the driver, kill it with signal 9 once it has stored something; how much that was."""
-    process = driver(mq.name, checkpoint, "for ever")
+    process = driver(mq.name, checkpoint)
     deadline = time.monotonic() + PATIENCE_S
     try:
         while not stored(mq):
@@ -110,9 +107,9 @@ def kill_in_the_middle(mq: rmq.Cluster, checkpoint: str) -> int:
     return stored(mq)
 
 
-def main(cluster: str = "default") -> tuple[int, list[tuple[str, str]]]:
+def main(cluster: str = "default", session: Any = None) -> tuple[int, list[tuple[str, str]]]:
     """Run it on a cluster that is up; how many rows were stored when the driver was killed, and
-    (key, body) of all that are stored in the end.
+    (key, body) of all that are stored in the end. ``session``: a Spark session to go on with.
     """
     mq = rmq.connect(cluster)
     for topic in (RAW, CLEAN):
@@ -121,9 +118,10 @@ def main(cluster: str = "default") -> tuple[int, list[tuple[str, str]]]:
     with tempfile.TemporaryDirectory() as checkpoint:
         killed_at = kill_in_the_middle(mq, checkpoint)
         print(f"killed when {killed_at} of {ROWS} rows were stored")
-        process = driver(cluster, checkpoint, "to the end")
-        if process.wait(PATIENCE_S):
-            raise RuntimeError("the second driver failed: see what it says above")
+        spark = session or mqs.session("round-trip", quick_start=True)
+        drive(spark, cluster, checkpoint, to_the_end=True)
+        if session is None:
+            mqs.stop()
     table = mq.admin.to_arrow(CLEAN)
     keys, bodies = table["keys"].to_pylist(), table["body"].to_pylist()
     found = sorted((key, body.decode()) for (key,), body in zip(keys, bodies, strict=True))
@@ -134,9 +132,10 @@ def main(cluster: str = "default") -> tuple[int, list[tuple[str, str]]]:
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        _, name, address, checkpoint, how = sys.argv
+        _, name, address, checkpoint = sys.argv
         ray.init(address=address, log_to_driver=False)
-        drive(name, checkpoint, to_the_end=how == "to the end")
+        own = mqs.session("round-trip", quick_start=True)
+        drive(own, name, checkpoint, to_the_end=False)
     else:
         ray.init(include_dashboard=False, log_to_driver=False)
         queue = rmq.start(store_path="rmq-data")

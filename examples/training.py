@@ -56,17 +56,10 @@ def measure(producer: rmq.Producer, seed: int, rows: int) -> None:
     )
 
 
-def produce(cluster: str, rows: int, first_seed: int) -> None:
-    """Two producer actors, half of the rows each."""
-    actors: list[Any] = [
-        rmq.ProducerActor.options(num_cpus=0).remote("sensors", cluster=cluster) for _ in range(2)
-    ]
-    ray.get(
-        [actor.run.remote(measure, first_seed + n, rows // 2) for n, actor in enumerate(actors)]
-    )
-    for actor in actors:
-        ray.get(actor.close.remote())
-        ray.kill(actor)
+def produce(actors: list[Any], rows: int, first_seed: int) -> None:
+    """By producer actors, an equal part of the rows each."""
+    each = rows // len(actors)
+    ray.get([actor.run.remote(measure, first_seed + n, each) for n, actor in enumerate(actors)])
 
 
 def make_features(session: Any, cluster: str, checkpoint: str) -> None:
@@ -160,15 +153,21 @@ def main(cluster: str = "default", session: Any = None, kill: bool = False) -> t
     for topic in (MEASURED, FEATURES):
         mq.admin.create_topic(topic, queues=4)
     spark = session or mqs.session("features", quick_start=True)
+    sensors: list[Any] = [
+        rmq.ProducerActor.options(num_cpus=0).remote("sensors", cluster=cluster) for _ in range(2)
+    ]
     with tempfile.TemporaryDirectory() as directory:
-        produce(cluster, HISTORY, first_seed=1)
+        produce(sensors, HISTORY, first_seed=1)
         make_features(spark, cluster, f"{directory}/features")
         end = {
             rmq.MessageQueue(FEATURES, row["broker"], row["queue"]): row["max_offset"]
             for row in mq.admin.describe_topic(FEATURES)
         }
-        history = mqd.read_topic(FEATURES, end=end, columns=["body"], cluster=cluster, splits=4)
-        produce(cluster, FRESH, first_seed=3)
+        history = mqd.read_topic(FEATURES, end=end, columns=["body"], cluster=cluster, splits=2)
+        produce(sensors, FRESH, first_seed=3)
+        for sensor in sensors:
+            ray.get(sensor.close.remote())
+            ray.kill(sensor)
         make_features(spark, cluster, f"{directory}/features")
         if session is None:
             mqs.stop()

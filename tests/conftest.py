@@ -31,6 +31,8 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 # a cluster would begin with a worker for each of its CPUs, 2 s of CPU each, that most tests do not
 # need
 os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
+# each group of Ray Train has one more worker else, which asks whether its hosts will be taken away
+os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_DEDUP_LOGS", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

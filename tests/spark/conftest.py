@@ -15,6 +15,19 @@ import rmq_ray as rmq
 from rmq_ray import spark as mqs
 from rmq_ray.spark.java import ensure_java
 
+SMALL_QUERIES = {
+    "spark.sql.shuffle.partitions": 2,
+    # to compile code for a query costs more than its few rows
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+    # the other one starts a process of the system for each file that it renames
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
+    ),
+    "spark.sql.streaming.pollingDelay": "100ms",
+}
+
 
 @pytest.fixture(scope="session", autouse=True)
 def ray_here() -> Iterator[None]:
@@ -44,9 +57,7 @@ def session(ray_here: None) -> Iterator[Any]:
         if os.environ.get("RMQ_RAY_JAVA_REQUIRED"):
             raise
         pytest.skip(str(error))
-    yield mqs.session(
-        "tests", executor_cores=2, quick_start=True, configs={"spark.sql.shuffle.partitions": 2}
-    )
+    yield mqs.session("tests", executor_cores=2, quick_start=True, configs=SMALL_QUERIES)
     mqs.stop()
 
 

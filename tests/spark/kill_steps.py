@@ -209,6 +209,7 @@ def driver(directory: Path, name_server: str, step: str) -> None:
     from rmq_ray import spark as mqs
     from rmq_ray.client.scan import stream_checkpoint
     from rmq_ray.spark import source
+    from rmq_ray.spark.session import WORKERS
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
     options = {
@@ -222,7 +223,9 @@ def driver(directory: Path, name_server: str, step: str) -> None:
             "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
         ),
         "spark.sql.session.timeZone": "UTC",
+        "spark.sql.streaming.pollingDelay": "100ms",
         "spark.ui.showConsoleProgress": "false",
+        "spark.python.daemon.module": WORKERS,
     }
     builder: Any = SparkSession.builder
     for name, value in options.items():

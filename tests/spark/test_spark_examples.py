@@ -45,14 +45,13 @@ def test_ray_train_learns_each_row_once_though_a_worker_is_killed(
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.usefixtures("session")
 def test_a_topic_goes_through_spark_into_a_topic_each_row_once_though_the_driver_is_killed(
-    mq: rmq.Cluster,
+    session: Any, mq: rmq.Cluster
 ) -> None:
     from examples import spark_round_trip
 
     with judging():
-        killed_at, found = spark_round_trip.main(mq.name)
+        killed_at, found = spark_round_trip.main(mq.name, session)
         assert len(found) == spark_round_trip.ROWS
     assert 0 < killed_at < spark_round_trip.ROWS, "in the middle"
     assert {row["lag"] for row in mq.admin.group_lag(spark_round_trip.GROUP)} == {0}
