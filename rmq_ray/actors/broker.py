@@ -1,6 +1,8 @@
 """A broker as a Ray actor: a thin shell around ``server.broker.broker.Broker``; recovery runs
 behind a constructor that returns at once. A replica of a broker with slaves is the same, under the
 controller's decisions.
+
+Whoever creates the actor imports this module, too: the broker itself is imported where one is made.
 """
 
 from __future__ import annotations
@@ -34,7 +36,6 @@ from rmq_ray.protocol.access.rules import AccessRules
 from rmq_ray.protocol.live_settings import effective
 from rmq_ray.remoting import loopback
 from rmq_ray.remoting.handshake import Credentials
-from rmq_ray.server.broker.broker import Broker
 from rmq_ray.server.replication.leadership import Leadership
 from rmq_ray.server.security.audit_log import AuditQuestion
 
@@ -59,6 +60,8 @@ class BrokerShell:
         identity: str | None = None,
         leadership: Leadership | None = None,
     ) -> None:
+        from rmq_ray.server.broker.broker import Broker
+
         be_urgent()
         self._made, self._configured = config, dict[str, str]()
         config = replace(config, host=config.host or node_address())

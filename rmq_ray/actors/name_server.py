@@ -1,5 +1,5 @@
 """A name server as a Ray actor. Routes live in memory: they come back with the brokers' next
-registration.
+registration. The server itself is imported where one is made, not where the actor is created.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from rmq_ray.config import NameServerConfig
 from rmq_ray.model.metrics import Family
 from rmq_ray.protocol.access.rules import AccessRules
 from rmq_ray.remoting import loopback
-from rmq_ray.server.namesrv.name_server_runner import NameServerRunner
 from rmq_ray.server.security.audit_log import AuditQuestion
 
 
@@ -24,6 +23,8 @@ class NameServerShell:
     """Listens as soon as it can; ``serving`` tells where. ``again``: it was created before."""
 
     def __init__(self, config: NameServerConfig, secret: bytes, again: bool = False) -> None:
+        from rmq_ray.server.namesrv.name_server_runner import NameServerRunner
+
         be_urgent()
         config = replace(config, host=config.host or node_address())
         self._again = again or is_restart()

@@ -21,6 +21,7 @@ SMALL = {"segment_bytes": 64 << 20}
 make.
 """
 SHARED = "shared"  # how the names of clusters of many tests begin
+OF_MANY = {"mq", "mortal", "own", "wide"}  # their fixtures
 _numbers = itertools.count()
 
 
@@ -67,10 +68,26 @@ def mq(ray_here: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[rmq
     yield from cluster_of_many(tmp_path_factory)
 
 
+@pytest.fixture(scope="session")
+def mortal(ray_here: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[rmq.Cluster]:
+    """One for the tests that kill parts of it: each leaves all of them serving."""
+    yield from cluster_of_many(tmp_path_factory)
+
+
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[rmq.Cluster]:
     """A cluster of the tests of one module, which may."""
     yield from cluster_of_many(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[rmq.Cluster]:
+    """Two brokers and two name servers; who stops or kills one leaves it serving."""
+    for cluster in cluster_of_many(tmp_path_factory, brokers=2, name_servers=2):
+        assert set(cluster.addresses) == {"name_servers", "broker-a", "broker-b"}, (
+            "start returns when name servers know every broker"
+        )
+        yield cluster
 
 
 @pytest.fixture(autouse=True)
@@ -78,20 +95,19 @@ def _shared_is_meant_by_who_asks_for_it(request: pytest.FixtureRequest) -> Itera
     """To the other tests of the process its cluster is unknown: a call that names none means
     theirs.
     """
-    mine = {
-        request.getfixturevalue(name).name for name in {"mq", "own"} & set(request.fixturenames)
-    }
+    mine = {request.getfixturevalue(name).name for name in OF_MANY & set(request.fixturenames)}
     others = [name for name in discovery._used if name.startswith(SHARED) and name not in mine]
     hidden = {name: discovery._used.pop(name) for name in others}
     yield
     discovery._used.update(hidden)
 
 
-def cluster_of_many(directories: pytest.TempPathFactory) -> Iterator[rmq.Cluster]:
+def cluster_of_many(directories: pytest.TempPathFactory, **settings: Any) -> Iterator[rmq.Cluster]:
     cluster = rmq.start(
         f"{SHARED}{next(_numbers)}",
         store_path=str(directories.mktemp("store")),
         store_settings=SMALL,
+        **settings,
     )
     witnesses[cluster.name] = cluster.status
     yield cluster

@@ -1,10 +1,12 @@
 """A cluster of actors: starting, attaching, isolation, sending and consuming, frames by actor call,
-bad arguments.
+bad arguments; bulk reads around the death of a broker, whose queues are never silently missing.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import time
 import uuid
 from collections.abc import Callable
@@ -15,10 +17,16 @@ import ray
 
 import rmq_ray as rmq
 from rmq_ray.actors import gateway, names
+from rmq_ray.client.scan.scan_plan import ScanPlan, plan_scan
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Command, decode, encode_bytes
+from tests.support.brokers.failing_over import store_of
+from tests.support.clients.bulk_reading import elsewhere, offsets, table_of
 from tests.support.clients.collecting import Collector
 from tests.support.outcomes import judging
+from tests.support.waiting import eventually
+
+COUNT = 300
 
 
 def group() -> str:
@@ -59,10 +67,9 @@ def test_what_a_producer_sends_a_listener_gets(mq: rmq.Cluster) -> None:
         )
 
 
-def test_starting_twice_attaches(start: Callable[..., rmq.Cluster]) -> None:
-    first = start(name="twice")
-    second = start(name="twice")
-    assert first.addresses == second.addresses == rmq.connect("twice").addresses
+def test_starting_twice_attaches(mq: rmq.Cluster) -> None:
+    second = rmq.start(mq.name)
+    assert mq.addresses == second.addresses == rmq.connect(mq.name).addresses
 
 
 def test_settings_that_a_running_cluster_does_not_have_are_told_by_who_attaches(
@@ -80,16 +87,14 @@ def test_settings_that_a_running_cluster_does_not_have_are_told_by_who_attaches(
 
 
 def test_clusters_of_different_names_do_not_see_each_other(
-    start: Callable[..., rmq.Cluster],
+    mq: rmq.Cluster, wide: rmq.Cluster
 ) -> None:
-    one, two = start(), start()
-    one.admin.create_topic("only-here")
-    assert one.admin.topics() == ["only-here"]
-    assert two.admin.topics() == []
-    one_address, two_address = one.discovery.lookup(), two.discovery.lookup()
+    mq.admin.create_topic("only-here")
+    assert "only-here" in mq.admin.topics() and "only-here" not in wide.admin.topics()
+    one_address, two_address = mq.discovery.lookup(), wide.discovery.lookup()
     assert set(one_address.name_servers).isdisjoint(two_address.name_servers)
     crossed = rmq.Producer(
-        name_servers=list(one_address.name_servers), secret=two_address.secret, cluster=one.name
+        name_servers=list(one_address.name_servers), secret=two_address.secret, cluster=mq.name
     )
     with pytest.raises(rmq.RmqError, match="secret"):
         crossed.send("only-here", b"x")
@@ -97,16 +102,13 @@ def test_clusters_of_different_names_do_not_see_each_other(
 
 
 @pytest.mark.seed("S0-043", "S0-044", "S0-045", "S0-046", "S0-047")
-def test_two_brokers_with_eight_queues_each_give_a_route_of_sixteen(
-    start: Callable[..., rmq.Cluster],
-) -> None:
-    mq = start(brokers=2)
-    template = mq.admin.route("TBW102")
+def test_two_brokers_with_eight_queues_each_give_a_route_of_sixteen(wide: rmq.Cluster) -> None:
+    template = wide.admin.route("TBW102")
     assert [
         (q.broker_name, q.permission, q.read_queues, q.write_queues) for q in template.queues
     ] == [("broker-a", 7, 8, 8), ("broker-b", 7, 8, 8)]
-    mq.admin.create_topic("sixteen", queues=8)
-    with rmq.Producer(cluster=mq.name) as p:
+    wide.admin.create_topic("sixteen", queues=8)
+    with rmq.Producer(cluster=wide.name) as p:
         queues = [p.send("sixteen", b"x").queue for _ in range(16)]
     assert sorted((q.broker_name, q.queue_id) for q in queues) == [
         (f"broker-{b}", i) for b in "ab" for i in range(8)
@@ -114,35 +116,63 @@ def test_two_brokers_with_eight_queues_each_give_a_route_of_sixteen(
 
 
 def test_with_one_of_two_brokers_stopped_what_needs_it_says_how_it_is_started(
-    start: Callable[..., rmq.Cluster],
+    wide: rmq.Cluster,
 ) -> None:
-    cluster = start(brokers=2)
-    cluster.admin.create_topic("orders", queues=1)
+    wide.admin.create_topic("orders", queues=1)
     queue = rmq.MessageQueue("orders", "broker-a", 0)
     helps = "broker-a stopped: start it with `rmq-ray broker start broker-a`"
-    with cluster.producer() as producer:
+    with wide.producer() as producer:
         producer.send("orders", b"x", queue=queue)
-        cluster.stop_broker("broker-a")
+        wide.stop_broker("broker-a")
         began = time.monotonic()
         with pytest.raises(rmq.SendError, match=helps):
             producer.send("orders", b"x", queue=queue, timeout=60)
         with pytest.raises(rmq.AdminError, match=helps):
-            cluster.admin.drain_broker("broker-a")
+            wide.admin.drain_broker("broker-a")
         assert time.monotonic() - began < 20, "neither waits for its time-out"
         assert producer.send("orders", b"x").queue.broker_name == "broker-b"
-        cluster.start_broker("broker-a")
+        wide.start_broker("broker-a")
         assert producer.send("orders", b"x", queue=queue, timeout=60).queue == queue
 
 
 @pytest.mark.seed("S0-010")
-def test_name_servers_are_independent_and_one_is_enough(start: Callable[..., rmq.Cluster]) -> None:
-    mq = start(name_servers=2)
-    mq.admin.create_topic("two-servers")
-    found = mq.discovery.lookup()
+def test_name_servers_are_independent_and_one_is_enough(wide: rmq.Cluster) -> None:
+    wide.admin.create_topic("two-servers")
+    found = wide.discovery.lookup()
     assert len(set(found.name_servers)) == 2
     for address in found.name_servers:
-        with rmq.Producer(name_servers=[address], secret=found.secret, cluster=mq.name) as p:
+        with rmq.Producer(name_servers=[address], secret=found.secret, cluster=wide.name) as p:
             assert p.send("two-servers", b"x").status is rmq.SendStatus.SEND_OK
+
+
+def plan(mq: rmq.Cluster, topic: str) -> ScanPlan:
+    """As Spark plans it."""
+    return plan_scan(mq.discovery, topic, "earliest", "latest", 4, mq.discovery.broker_names())
+
+
+def test_reading_right_behind_kill_9_waits_for_the_broker_and_lacks_nothing(
+    wide: rmq.Cluster,
+) -> None:
+    assert gateway.broker_names(wide.name) == ("broker-a", "broker-b")
+    queues = [rmq.MessageQueue("both", f"broker-{letter}", 0) for letter in "ab"]
+    with rmq.Producer(cluster=wide.name) as p:
+        for queue in queues:
+            p.send_batch([rmq.Message("both", b"%d" % n + bytes(500)) for n in range(COUNT)], queue)
+    early = plan(wide, "both")
+    os.kill(eventually(lambda: wide.status()["broker-b/0"].get("pid")), signal.SIGKILL)
+    late = plan(wide, "both")
+    expected = {(queue.broker_name, 0): list(range(COUNT)) for queue in queues}
+    for one in (early, late, elsewhere(early), elsewhere(late)):
+        with judging():
+            assert offsets(table_of(one)) == expected
+
+
+def test_a_topic_can_be_read_as_soon_as_its_first_send_was_acknowledged(mq: rmq.Cluster) -> None:
+    with rmq.Producer(cluster=mq.name) as p:
+        for number in range(5):
+            p.send(f"just-made-{number}", b"x")
+            with judging():
+                assert plan(mq, f"just-made-{number}").rows == 1
 
 
 def test_every_role_serves_a_frame_that_comes_by_actor_call(mq: rmq.Cluster) -> None:
@@ -231,8 +261,6 @@ def test_producer_and_consumer_actors_do_the_work_of_a_script(mq: rmq.Cluster) -
         producer.send_batch.remote([rmq.Message("actors", b"%d" % i) for i in range(100)])
     )
     assert sum(result.count for result in results) == 100
-    from tests.support.waiting import eventually
-
     assert eventually(lambda: ray.get(consumer.ask.remote("value")) == sum(range(100)))
     ray.get([consumer.stop.remote(), producer.close.remote()])
     with pytest.raises(rmq.ClientError, match="no public method"):
@@ -268,28 +296,15 @@ def test_a_deleted_topic_is_gone(mq: rmq.Cluster) -> None:
         mq.admin.describe_topic("short-lived")
 
 
-def test_data_survive_a_stop_and_a_new_start(
-    start: Callable[..., rmq.Cluster], tmp_path: Path
-) -> None:
-    mq = start(store_path=str(tmp_path / "kept"))
-    mq.admin.create_topic("kept", queues=1)
-    with rmq.Producer(cluster=mq.name) as p:
-        p.send_batch([rmq.Message("kept", b"%d" % i) for i in range(100)])
-    mq.stop()
-    again = start(store_path=str(tmp_path / "kept"))
-    with judging():
-        assert again.admin.describe_topic("kept")[0]["max_offset"] == 100
-
-
 def test_a_store_in_use_is_refused_and_nothing_is_left_running(
-    start: Callable[..., rmq.Cluster], tmp_path: Path
+    wide: rmq.Cluster, start: Callable[..., rmq.Cluster]
 ) -> None:
-    first = start(store_path=str(tmp_path / "one"))
+    home = store_of(wide, 0).parent
     with pytest.raises(rmq.StoreError, match="name-server-0: stop its cluster first") as caught:
-        start(name="second-user", store_path=str(tmp_path / "one"))
+        start(name="second-user", store_path=str(home))
     assert type(caught.value).__name__ == "StoreInUse"
-    kept = (tmp_path / "one" / "name-server-0" / "port").read_text()
-    assert first.discovery.lookup().name_servers[0].endswith(f":{kept}"), (
+    kept = (home / "name-server-0" / "port").read_text()
+    assert wide.discovery.lookup().name_servers[0].endswith(f":{kept}"), (
         "where the first one comes back after a kill"
     )
     assert gateway.find(names.controller("second-user")) is None
@@ -326,3 +341,5 @@ def test_connecting_to_a_cluster_that_does_not_run_says_what_to_do() -> None:
         rmq.connect("nowhere")
     with pytest.raises(rmq.ClusterError, match="nowhere-either"):
         rmq.Producer(cluster="nowhere-either").send("t", b"x")
+    with pytest.raises(rmq.ClusterError, match="no cluster 'nowhere' runs here"):
+        gateway.broker_names("nowhere")

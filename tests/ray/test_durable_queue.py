@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -107,14 +107,11 @@ def test_nothing_is_unpickled_that_a_handle_was_not_told_to(
         assert one == 1 and function() == 7
 
 
-def test_what_was_put_is_there_after_the_broker_was_killed(
-    start: Callable[..., rmq.Cluster],
-) -> None:
-    mq = start()
-    queue = rmq.Queue("jobs", cluster=mq.name)
+def test_what_was_put_is_there_after_the_broker_was_killed(mortal: rmq.Cluster) -> None:
+    queue = rmq.Queue("jobs", cluster=mortal.name)
     queue.put_nowait_batch(range(100))
     assert queue.get_nowait_batch(10) == list(range(10))
-    os.kill(mq.status()["broker-a/0"]["pid"], signal.SIGKILL)
+    os.kill(mortal.status()["broker-a/0"]["pid"], signal.SIGKILL)
     found = [queue.get(timeout=WAIT_S) for _ in range(90)]
     with judging():
         assert found == list(range(10, 100))

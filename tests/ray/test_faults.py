@@ -13,7 +13,6 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -21,15 +20,17 @@ from pathlib import Path
 import pytest
 
 import rmq_ray as rmq
+from tests.support.brokers.failing_over import store_of
 from tests.support.clients.collecting import Collector
 from tests.support.outcomes import judging
+from tests.support.stores.small_store import opened
 from tests.support.waiting import eventually
 
 
 @pytest.fixture(scope="module")
-def mq(own: rmq.Cluster) -> rmq.Cluster:
+def mq(mortal: rmq.Cluster) -> rmq.Cluster:
     """These tests kill parts of it."""
-    return own
+    return mortal
 
 
 def pid_of(mq: rmq.Cluster, actor: str) -> int:
@@ -150,7 +151,9 @@ def bare_start_s() -> float:
     for _ in range(3):
         begun = time.monotonic()
         subprocess.run(
-            [sys.executable, "-c", "import rmq_ray.actors.broker"], check=True, timeout=60
+            [sys.executable, "-c", "import rmq_ray.actors.broker, rmq_ray.server.broker.broker"],
+            check=True,
+            timeout=60,
         )
         took.append(time.monotonic() - begun)
     return statistics.median(took)
@@ -296,10 +299,7 @@ def test_a_broker_that_hangs_is_killed_by_the_controller_and_comes_back(mq: rmq.
         assert mq.admin.describe_topic("hang")[0]["max_offset"] == 2
 
 
-def test_clients_with_a_route_go_on_while_the_name_server_is_dead(
-    start: Callable[..., rmq.Cluster],
-) -> None:
-    mq = start()
+def test_clients_with_a_route_go_on_while_the_name_server_is_dead(mq: rmq.Cluster) -> None:
     mq.admin.create_topic("routed", queues=1)
     collector = Collector()
     with (
@@ -326,16 +326,10 @@ def test_clients_with_a_route_go_on_while_the_name_server_is_dead(
 
 
 def test_a_restarted_broker_refuses_another_store_in_the_place_of_its_own(
-    start: Callable[..., rmq.Cluster], tmp_path: Path
+    mq: rmq.Cluster, tmp_path: Path
 ) -> None:
-    other = start(store_path=str(tmp_path / "other"))
-    other.stop()
-    mq = start(store_path=str(tmp_path / "own"))
-    own, foreign, aside = (
-        tmp_path / "own" / "broker-a",
-        tmp_path / "other" / "broker-a",
-        tmp_path / "aside",
-    )
+    own, foreign, aside = store_of(mq, 0), tmp_path / "other", tmp_path / "aside"
+    opened(foreign, create=True).shutdown()
     pid = pid_of(mq, "broker-a/0")
     own.rename(aside)
     foreign.rename(own)

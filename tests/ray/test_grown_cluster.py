@@ -5,6 +5,7 @@ takes: settings are set or cost a restart, a broker and slaves are added, and no
 from __future__ import annotations
 
 import threading
+import uuid
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,27 +25,38 @@ from rmq_ray.errors import ClusterError
 from tests.support.outcomes import judging
 from tests.support.waiting import eventually
 
-FILE = """\
-cluster = "grown"
-[defaults.store]
-segment_bytes = 1048576
-reserved_hours = 48
+ALONE = """\
 [[brokers]]
 name = "broker-a"
 store = { path = "a" }
 """
+FILE = f"""\
+cluster = "grown"
+[defaults.store]
+segment_bytes = 1048576
+reserved_hours = 48
+{ALONE}"""
 SLAVE = 'allow_same_node = true\n[[brokers.replicas]]\nstore = { path = "a-1" }\n'
 SECOND = '[[brokers.replicas]]\nstore = { path = "a-2" }\n'
 MORE = '[[brokers]]\nname = "broker-b"\nstore = { path = "b" }\n'
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Iterator[Path]:
-    path = tmp_path / "rmq.toml"
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """What the cluster has grown to is in it, test by test."""
+    path = tmp_path_factory.mktemp("grown") / "rmq.toml"
     path.write_text(FILE)
     yield path
     if "grown" in gateway.clusters():
         rmq.connect("grown").stop()
+
+
+@pytest.fixture(scope="module")
+def mq(file: Path) -> rmq.Cluster:
+    cluster = start_from(file)
+    for topic in ("orders", "copied"):
+        cluster.admin.create_topic(topic, queues=2)
+    return cluster
 
 
 def status(mq: rmq.Cluster, copy: str) -> dict[str, Any]:
@@ -84,27 +96,28 @@ class Traffic:
 
 
 @contextmanager
-def traffic(mq: rmq.Cluster) -> Iterator[Traffic]:
+def traffic(mq: rmq.Cluster, topic: str = "orders") -> Iterator[Traffic]:
     """One producer and one consumer, all the time."""
-    found, done = Traffic(), threading.Event()
+    found, done, name = Traffic(), threading.Event(), uuid.uuid4().hex[:6]
 
     def send() -> None:
         with mq.producer() as producer:
             while not done.is_set():
-                body = str(len(found.stored)).encode()
+                body = f"{name}-{len(found.stored)}".encode()
                 try:
-                    producer.send("orders", body, timeout=120)
+                    producer.send(topic, body, timeout=120)
                     found.stored.append(body)
                 except Exception as error:  # noqa: BLE001 - the test tells
                     found.failed.append(error)
                     return
 
     def take(messages: list[rmq.MessageExt], _context: Any) -> None:
-        found.got.update(bytes(message.body) for message in messages)
+        bodies = (bytes(message.body) for message in messages)
+        found.got.update(body for body in bodies if body.startswith(name.encode()))
 
     sender = threading.Thread(target=send)
     with mq.push_consumer(
-        "billing", listener=take, subscriptions={"orders": "*"}, start_from="first"
+        f"billing-{name}", listener=take, subscriptions={topic: "*"}, start_from="first"
     ):
         sender.start()
         try:
@@ -117,9 +130,9 @@ def traffic(mq: rmq.Cluster) -> Iterator[Traffic]:
     assert sum(found.got.values()) < 1.5 * len(found.stored)
 
 
-def test_a_setting_is_moved_while_messages_flow_and_holds_over_a_crash(file: Path) -> None:
-    mq = start_from(file)
-    mq.admin.create_topic("orders", queues=2)
+def test_a_setting_is_moved_while_messages_flow_and_holds_over_a_crash(
+    mq: rmq.Cluster, file: Path
+) -> None:
     pid = status(mq, "broker-a/0")["pid"]
     with traffic(mq) as flow:
         flow.wait_for_more()
@@ -141,10 +154,8 @@ def test_a_setting_is_moved_while_messages_flow_and_holds_over_a_crash(file: Pat
 
 
 def test_a_broker_is_restarted_for_its_settings_and_one_is_added_while_messages_flow(
-    file: Path,
+    mq: rmq.Cluster, file: Path
 ) -> None:
-    mq = start_from(file)
-    mq.admin.create_topic("orders", queues=2)
     pid = status(mq, "broker-a/0")["pid"]
     with traffic(mq) as flow:
         flow.wait_for_more()
@@ -162,33 +173,33 @@ def test_a_broker_is_restarted_for_its_settings_and_one_is_added_while_messages_
         assert found == {"broker-a", "broker-b"}
         again = up("--config", str(file))
         assert "was running" in again and "changed" not in again
+    grown = file.read_text()
     file.write_text(FILE)
     with pytest.raises(ClusterError, match="rmq-ray broker drain"):
         start_from(file, apply_changes=True)
+    file.write_text(grown)
     assert status(mq, "broker-b/0")["state"] == "serving"
 
 
 def test_slaves_are_added_and_settings_of_all_copies_moved_while_messages_flow(
-    file: Path,
+    mq: rmq.Cluster, file: Path
 ) -> None:
-    mq = start_from(file)
-    mq.admin.create_topic("orders", queues=2)
-
     def in_sync(copies: int) -> bool:
-        rows = mq.replicas()
+        rows = [row for row in mq.replicas() if row["broker"] == "broker-a"]
         return len(rows) == copies and all(row["in_sync"] for row in rows)
 
-    with traffic(mq) as flow:
-        for text, copies in ((FILE + SLAVE, 2), (FILE + SLAVE + SECOND, 3)):
+    head, tail = file.read_text().split(ALONE)
+    with traffic(mq, "copied") as flow:
+        for slaves, copies in ((SLAVE, 2), (SLAVE + SECOND, 3)):
             flow.wait_for_more()
-            file.write_text(text)
+            file.write_text(head + ALONE + slaves + tail)
             assert "changed as the file says" in up("--config", str(file))
             assert eventually(lambda copies=copies: in_sync(copies), 60)  # type: ignore[misc]
         pids = {copy: status(mq, f"broker-a/{copy}")["pid"] for copy in range(3)}
-        file.write_text(text.replace("= 48", "= 48\ncheckpoint_interval_ms = 900"))
+        file.write_text(file.read_text().replace("segment", "flush_interval_ms = 400\nsegment"))
         assert "changed as the file says" in up("--config", str(file))
         assert eventually(lambda: in_sync(3), 60)
         flow.wait_for_more()
         assert all(status(mq, f"broker-a/{copy}")["pid"] != pids[copy] for copy in range(3))
     with judging():
-        assert mq.admin.to_arrow("orders").num_rows >= len(flow.stored)
+        assert mq.admin.to_arrow("copied").num_rows >= len(flow.stored)

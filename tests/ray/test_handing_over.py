@@ -20,7 +20,6 @@ from tests.support.brokers.failing_over import (
     Numbered,
     check_all_came,
     election,
-    pid_of,
     settled,
 )
 from tests.support.clients.collecting import Collector
@@ -146,47 +145,3 @@ def test_drained_handed_over_stopped_and_started_again_while_two_send_and_one_re
         assert not sender.failed and sender.acknowledged == list(range(len(sender.acknowledged)))
         with judging():
             assert max(Counter(collector.bodies).values()) == 1
-
-
-@pytest.mark.ray
-def test_a_copy_that_others_need_is_only_stopped_with_force_and_up_starts_what_is_stopped(
-    trio: rmq.Cluster,
-) -> None:
-    found = settled(trio)
-    slaves = [replica for replica in (0, 1, 2) if replica != found["master"]]
-    pid = pid_of(trio, slaves[0])
-    trio.stop_broker(BROKER, slaves[0])
-    assert trio.stop_broker(BROKER, slaves[0])["was"] == "stopped"
-    eventually(lambda: len(election(trio)["sync_state_set"]) == 2, 20)
-    for replica in (slaves[1], found["master"]):
-        with pytest.raises(
-            rmq.PromotionRefused,
-            match=r"1 copies of broker-a are in sync, 2 are needed.*with force",
-        ):
-            trio.stop_broker(BROKER, replica)
-    assert [row["state"] for row in trio.replicas()].count("stopped") == 1
-    again = trio.start_broker(BROKER, slaves[0])
-    assert (
-        again["was"] == "stopped"
-        and pid_of(trio, slaves[0]) != pid
-        and settled(trio)["master"] == found["master"]
-    )
-    assert trio.start_broker(BROKER, slaves[0])["was"] == "running"
-
-
-@pytest.mark.ray
-def test_what_is_stopped_stays_stopped_until_it_is_started(trio: rmq.Cluster) -> None:
-    master = settled(trio)["master"]
-    slave = (master + 1) % 3
-    trio.stop_broker(BROKER, slave)
-    time.sleep(3.5)  # the supervisor makes what is gone anew within a second, Ray in one more
-    assert state_of(trio, slave) == "stopped"
-    for wrong, said in (
-        ((BROKER, None), "say which one is meant"),
-        (("broker-z", 0), "there is no broker 'broker-z' here"),
-        ((BROKER, 7), "not 7"),
-    ):
-        with pytest.raises(rmq.ConfigError, match=said):
-            trio.start_broker(*wrong)
-    trio.start_broker(BROKER, slave)
-    settled(trio)

@@ -7,7 +7,6 @@ import pickle
 import signal
 import threading
 import uuid
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -108,15 +107,13 @@ def test_wrong_values_are_refused_before_anything_is_sent(mq: rmq.Cluster) -> No
 
 
 def test_every_batch_is_learnt_from_once_while_actors_trainer_and_broker_are_killed(
-    start: Callable[..., rmq.Cluster],
+    mortal: rmq.Cluster,
 ) -> None:
     from examples import replay_buffer
 
-    mq = start()
-
     def kill_broker() -> None:
-        os.kill(mq.status()["broker-a/0"]["pid"], signal.SIGKILL)
+        os.kill(mortal.status()["broker-a/0"]["pid"], signal.SIGKILL)
 
     with judging():
-        learnt, lives = replay_buffer.main(mq.name, fault=kill_broker)
+        learnt, lives = replay_buffer.main(mortal.name, fault=kill_broker)
     assert learnt >= replay_buffer.STEPS and lives >= 2
