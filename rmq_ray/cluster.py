@@ -23,8 +23,8 @@ from rmq_ray.actors.audit import newest_lines
 from rmq_ray.actors.cluster_clients import ClusterClients
 from rmq_ray.actors.control import replica_status
 from rmq_ray.actors.control.apply_changes import apply_changes as carry_out
-from rmq_ray.actors.control.apply_changes import place_of_controller
-from rmq_ray.actors.control.controller import ClusterState, ControllerShell
+from rmq_ray.actors.control.apply_changes import create_controller, place_of_controller
+from rmq_ray.actors.control.cluster_state import ClusterState
 from rmq_ray.actors.control.plan import (
     ClusterPlan,
     StartOptions,
@@ -390,11 +390,10 @@ def start_from(
             one_node=gateway.nodes_alive() == 1,
             identities=known,
         )
-        handle = gateway.create(
-            ControllerShell,
+        handle = create_controller(
             names.controller(topology.cluster),
             (made,),
-            resource=place_of_controller(made) or gateway.HEAD,
+            place_of_controller(made) or gateway.HEAD,
         )
         _caution(made)
     deadline = SYSTEM_CLOCK.monotonic_ms() + timeout_s * 1000
@@ -457,9 +456,7 @@ def _start_new(
         secret=secrets.token_bytes(SECRET_BYTES),
     )
     _check_homes(plan, one_node)
-    handle = gateway.create(
-        ControllerShell, names.controller(name), (plan,), resource=place_of_controller(plan)
-    )
+    handle = create_controller(names.controller(name), (plan,), place_of_controller(plan))
     _caution(plan)
     _wait_until_serving(name, handle, timeout_s)
     await_registrations(

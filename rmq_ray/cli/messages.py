@@ -13,11 +13,10 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-import rmq_ray
 from rmq_ray.cli.base import output
 from rmq_ray.cli.base.context import Options, pass_options, told
 from rmq_ray.cli.shell.completion import group_names, topic_names
@@ -26,6 +25,9 @@ from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.errors import ClusterError, NotAuthorized, RmqError, SendUnknown
 from rmq_ray.model.topics import TRACE_TOPIC
+
+if TYPE_CHECKING:
+    from rmq_ray.client.push.push_consumer import PushConsumer
 
 GROUP = "rmq-ray-cli"
 COLUMNS = [
@@ -211,7 +213,8 @@ def consume(
     Tables show bodies only; --format json prints an object a line with everything (a body that is
     not UTF-8 as base64:...).
     """
-    options.connect()
+    from rmq_ray.client.push.push_consumer import PushConsumer
+
     options.admin.masters()
     options.admin.route(topic)
     printer = _Printer(options.style, limit)
@@ -219,14 +222,14 @@ def consume(
     logging.getLogger("rmq_ray.client.consumer").setLevel(
         logging.ERROR
     )  # the message that the printer holds is meant to come again
-    consumer = rmq_ray.PushConsumer(
+    consumer = PushConsumer(
         group,
         listener=printer,
         subscriptions={topic: expression},
         start_from=start_from,
         concurrency=1,
         batch_size=1,
-        cluster=options.cluster,
+        discovery=options.discovery,
     )
     consumer.start()
     try:
@@ -240,7 +243,7 @@ def consume(
         consumer.stop(STOP_MS if printer.holds else options.timeout_ms)
 
 
-def _wait_for_queues(consumer: rmq_ray.PushConsumer, topic: str, limit_s: float) -> None:
+def _wait_for_queues(consumer: PushConsumer, topic: str, limit_s: float) -> None:
     """Other members of the group may hold all queues: that is fine, but is said."""
     pause, waited = threading.Event(), 0.0
     while not any(queue.topic == topic for queue in consumer.assignment()):

@@ -183,13 +183,22 @@ finally:
 
 
 @pytest.mark.parametrize(
-    "command", [("topic", "list"), ("group", "list"), ("produce", "orders", "body")], ids=" ".join
+    "command",
+    [
+        ("topic", "list"),
+        ("group", "list"),
+        ("produce", "orders", "body"),
+        ("consume", "orders", "--from", "first", "--max", "1"),
+    ],
+    ids=" ".join,
 )
 def test_commands_that_talk_to_brokers_alone_import_no_ray(
     command: tuple[str, ...], cluster: LiveCluster, tmp_path: Path
 ) -> None:
     found = cluster.lookup()
     remember(note(tmp_path, "127.0.0.1:6379", found.cluster), found)
+    with Producer("told", discovery=cluster) as producer:
+        producer.send("orders", b"to consume")
     done = subprocess.run(
         [
             *(sys.executable, "-c", COMMAND, str(tmp_path)),

@@ -55,11 +55,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., rmq.Cluster]]:
     yield begin
     for cluster in {c.name: c for c in started}.values():
         witnesses.pop(cluster.name, None)
-        try:
-            cluster.stop()
-        except rmq.ClusterError as error:
-            if "no cluster" not in str(error):
-                raise
+        stop(cluster)
 
 
 @pytest.fixture(scope="session")
@@ -75,9 +71,11 @@ def mortal(ray_here: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[rmq.Cluster]:
-    """A cluster of the tests of one module, which may."""
-    yield from cluster_of_many(tmp_path_factory)
+def own(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[rmq.Cluster]:
+    """A cluster of the tests of one module, which may. The module's ``OWN`` has its settings."""
+    yield from cluster_of_many(tmp_path_factory, **getattr(request.module, "OWN", {}))
 
 
 @pytest.fixture(scope="module")
@@ -103,13 +101,19 @@ def _shared_is_meant_by_who_asks_for_it(request: pytest.FixtureRequest) -> Itera
 
 
 def cluster_of_many(directories: pytest.TempPathFactory, **settings: Any) -> Iterator[rmq.Cluster]:
-    cluster = rmq.start(
-        f"{SHARED}{next(_numbers)}",
-        store_path=str(directories.mktemp("store")),
-        store_settings=SMALL,
-        **settings,
-    )
+    name = settings.pop("name", f"{SHARED}{next(_numbers)}")
+    store = str(directories.mktemp("store"))
+    cluster = rmq.start(name, store_path=store, store_settings=SMALL, **settings)
     witnesses[cluster.name] = cluster.status
     yield cluster
     witnesses.pop(cluster.name, None)
-    cluster.stop()
+    stop(cluster)
+
+
+def stop(cluster: rmq.Cluster) -> None:
+    """Also where its test has stopped it."""
+    try:
+        cluster.stop()
+    except rmq.ClusterError as error:
+        if "no cluster" not in str(error):
+            raise

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
-from tests.support.pages import ROOT, block
+from tests.support.pages import ROOT, block, run_program
 
 README = (ROOT / "README.md").read_text("utf-8")
 
@@ -16,20 +13,7 @@ README = (ROOT / "README.md").read_text("utf-8")
 def test_the_quick_start_runs_verbatim_and_prints_what_its_comments_say(tmp_path: Path) -> None:
     code = block("README.md", "Quick start")
     assert len(code.splitlines()) <= 25
-    environment = {
-        **os.environ,
-        "RAY_ADDRESS": "local",
-        "PYTHONPATH": str(ROOT),
-    }  # a Ray of its own, whatever else runs on this machine
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
+    done = run_program(code, tmp_path, timeout_s=150)
     assert done.returncode == 0, done.stdout + done.stderr
     promised = re.findall(r"print\(.*\)  # (.*)$", code, re.MULTILINE)
     assert len(promised) == 2

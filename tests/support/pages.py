@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -35,19 +36,32 @@ def block(page: str, heading: str, number: int = 0, language: str = "python") ->
     return [text for found, text in blocks(page, heading) if found == language][number]
 
 
-_SHELL = """
-def shell(command):
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120)
-    print(f"$ {command}\\n{done.stdout}{done.stderr}", flush=True)
-    assert done.returncode == 0, command
-"""
+def shell(command: str) -> None:
+    """A line of a page, which must succeed. One of ours runs in this process once that has joined
+    Ray: as the same command, without a process that joins it, too.
+    """
+    print(f"$ {command}", flush=True)
+    ray = sys.modules.get("ray")
+    if command.startswith("rmq-ray ") and ray is not None and ray.is_initialized():
+        from click.testing import CliRunner
+
+        from rmq_ray.cli.main import main
+
+        words = shlex.split(command, comments=True)[1:]
+        done = CliRunner().invoke(main, words, catch_exceptions=False)
+        said, code = done.output, done.exit_code
+    else:
+        ran = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120)
+        said, code = ran.stdout + ran.stderr, ran.returncode
+    print(said, flush=True)
+    assert code == 0, command
 
 
 def page_program(page: str) -> str:
     """A whole page as one session: its programs, and its commands between them. Blocks of other
     languages are left out.
     """
-    parts = ["import subprocess\n", _SHELL]
+    parts = ["from tests.support.pages import shell\n"]
     for language, text in all_blocks(page):
         if language == "python":
             parts.append(text)
@@ -57,10 +71,21 @@ def page_program(page: str) -> str:
 
 
 def run_page(page: str, directory: Path, *, timeout_s: float) -> subprocess.CompletedProcess[str]:
-    """The session in a process of its own, in this directory, on the Ray cluster of this process;
-    the message cluster that it leaves is taken down.
+    """The session, as ``run_program``."""
+    return run_program(page_program(page), directory, timeout_s=timeout_s)
+
+
+def run_program(
+    program: str, directory: Path, *, timeout_s: float
+) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, in this directory, on the Ray cluster of this process; the message
+    cluster that it leaves is taken down.
     """
     import ray
+
+    from rmq_ray import Cluster
+    from rmq_ray.actors import gateway
+    from rmq_ray.config import DEFAULT_CLUSTER
 
     environment = {
         **os.environ,
@@ -70,7 +95,7 @@ def run_page(page: str, directory: Path, *, timeout_s: float) -> subprocess.Comp
     }
     try:
         return subprocess.run(
-            [sys.executable, "-c", page_program(page)],
+            [sys.executable, "-c", program],
             cwd=directory,
             env=environment,
             capture_output=True,
@@ -79,10 +104,5 @@ def run_page(page: str, directory: Path, *, timeout_s: float) -> subprocess.Comp
             check=False,
         )
     finally:
-        subprocess.run(
-            [sys.executable, "-m", "rmq_ray", "down"],
-            env=environment,
-            capture_output=True,
-            timeout=120,
-            check=False,
-        )
+        if DEFAULT_CLUSTER in gateway.clusters():
+            Cluster(DEFAULT_CLUSTER).stop()

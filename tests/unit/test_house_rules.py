@@ -142,6 +142,7 @@ def test_unit_tests_neither_sleep_nor_use_ray() -> None:
     [
         ("rmq_ray", ("pyspark", "raydp", "py4j")),
         ("rmq_ray.server.broker.broker", ("pyarrow", "ray")),  # a restart waits for its imports
+        ("rmq_ray.cluster", ("pyarrow", "rmq_ray.server.broker.broker", "rmq_ray.store")),
     ],
 )
 def test_what_is_heavy_is_not_imported_where_it_is_not_needed(

@@ -22,7 +22,6 @@ from typing import Any
 from rmq_ray.actors import gateway, names
 from rmq_ray.actors.control import replica_status
 from rmq_ray.actors.control.changes import How, to_lead, to_restart, to_set
-from rmq_ray.actors.control.controller import ControllerShell
 from rmq_ray.actors.control.plan import CONTROLLER, ClusterPlan, plan_of
 from rmq_ray.actors.control.start_waits import await_controller
 from rmq_ray.actors.control.survey import Survey
@@ -69,6 +68,15 @@ def apply_changes(topology: Topology, found: Survey, timeout_s: float) -> None:
         _restart(made, broker, replica, timeout_s)
 
 
+def create_controller(name: str, arguments: tuple[Any, ...], resource: str | None) -> Any:
+    """The controller's actor, made or found under this name. Its class is the whole server: loaded
+    by who starts a cluster, not by who only asks it.
+    """
+    from rmq_ray.actors.control.controller import ControllerShell
+
+    return gateway.create(ControllerShell, name, arguments, resource=resource)
+
+
 def place_of_controller(plan: ClusterPlan) -> str | None:
     """With slaves or accounts it has a disk: on the head, where no resource says otherwise."""
     has_disk = plan.ledger or plan.has_accounts
@@ -112,9 +120,9 @@ def _take_over(plan: ClusterPlan, added: tuple[str, ...], timeout_s: float, away
         gateway.call(old, "remove_copy", away, timeout_s=timeout_s)
     try:
         _end_controller(name, timeout_s)
-        made = gateway.create(ControllerShell, name, (plan, added), resource=resource)
+        made = create_controller(name, (plan, added), resource)
     except BaseException:  # a cluster without a controller would be started anew by the next `up`
-        gateway.create(ControllerShell, name, (plan_before, ()), resource=resource)
+        create_controller(name, (plan_before, ()), resource)
         raise
     await_controller(plan.cluster, made, timeout_s)
 

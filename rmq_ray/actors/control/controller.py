@@ -16,12 +16,12 @@ import logging
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from enum import Enum
 from typing import Any
 
 from rmq_ray.actors import gateway, names
 from rmq_ray.actors.broker import ReplicaShell
 from rmq_ray.actors.control.account_store import AccountStore
+from rmq_ray.actors.control.cluster_state import ClusterState
 from rmq_ray.actors.control.elections import Elections
 from rmq_ray.actors.control.maintenance import ReplicaMaintenance
 from rmq_ray.actors.control.plan import ClusterPlan
@@ -46,15 +46,6 @@ POLL_S = 0.05
 MEMBER_START_S = 120.0
 REGISTERED_S = 2.0
 STOP_S = 60.0
-
-
-class ClusterState(Enum):
-    """Where in its life the cluster is."""
-
-    STARTING = "starting"
-    SERVING = "serving"
-    FAILED = "failed"
-    STOPPING = "stopping"
 
 
 class ControllerShell:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from rmq_ray.actors import gateway, names
-from rmq_ray.actors.control.controller import ClusterState
+from rmq_ray.actors.control.cluster_state import ClusterState
 from rmq_ray.actors.control.survey import Survey
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.errors import ClusterError, RmqError, StoreMissing
