@@ -16,7 +16,7 @@ MODE       ?= both
 export RAY_worker_niceness := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check types rules format deflake torture bench bench-check bench-peers bench-report site pages clean
+.PHONY: help demo test check types rules format deflake torture bench bench-check bench-peers bench-report site window pages clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | awk -F'|' '{printf "  make %-12s  %s\n", $$1, $$2}'
@@ -61,6 +61,10 @@ deflake: $(DEV) ## run the test T N times, half of them beside busy loops (T=tes
 
 site: $(DEV) ## the pages of docs/ as a site in build/site; a broken link ends it
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+window: $(DEV) ## a smoke of the suite with other Pythons and other Rays, and its table in docs/compatibility.md
+	$(BIN)/python -m tools.window
+	$(BIN)/python -m tools.compatibility
 
 pages: $(DEV) ## write docs/seed-coverage.md, docs/reference.md, docs/compatibility.md and the table of requests in docs/wire-protocol.md anew
 	$(BIN)/python tools/seed_coverage.py

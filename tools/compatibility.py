@@ -3,6 +3,7 @@
     interop/compatibility.toml   features, clients, names of tests
     interop/results.json         how each test ended, written by a run of tests/interop with
                                  RMQ_RAY_INTEROP_RESULTS=1
+    interop/window.json          what ran with other Pythons and Rays, written by tools.window
 
 python -m tools.compatibility            write the page
 python -m tools.compatibility --check    fail when the page says something else
@@ -16,7 +17,7 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
-from tools import interop
+from tools import interop, window
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "compatibility.md"
@@ -54,6 +55,17 @@ beside four busy loops (`python -m tools.rocketmq_tests BroadCastNormalMsgRecvFa
 
 RocketMQ 5 does not publish the classes of its integration tests (`rocketmq-test`, classifier
 `tests`).
+
+## Pythons and Rays
+
+The client alone needs no Ray. With Ray this was run in each environment: start, send, consume, kill
+and restart, fail-over, queues, Ray Data, workers, the command line, forks, and two nodes with a
+token ({smoke} tests, `make window`):
+
+{window}
+
+Older Rays are refused. Ray Data's job checkpoints (`offset_checkpoint`) need Ray 2.60, Serve's
+adapter 2.51; the extra `spark` needs Python 3.11 or 3.12 and Ray up to 2.60.
 
 ## What shows it
 
@@ -104,7 +116,13 @@ def rendered() -> str:
     suite = (
         f"4.9.7: all {len(own)} tests of {classes} classes pass" if whole else "4.9.7: see above"
     )
-    return TEXT.format(table="\n".join(lines), suite=suite, evidence="\n".join(evidence))
+    return TEXT.format(
+        table="\n".join(lines),
+        suite=suite,
+        evidence="\n".join(evidence),
+        smoke=len(window.node_ids()),
+        window=window.table(),
+    )
 
 
 def _tests(found: object) -> list[str]:

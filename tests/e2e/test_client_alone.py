@@ -5,31 +5,16 @@ needs itself: no Ray, eight packages at most, and it sends, consumes and says wh
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.conformance.test_without_ray import PROGRAM
-from tests.support.brokers.live_cluster import CLUSTER, ROOT, SECRET, LiveCluster
+from tests.support.brokers.live_cluster import CLUSTER, SECRET, LiveCluster
+from tools import window
 
-PYTHONS = ("python3.14", "python3.13", "python3.12")
 PACKAGES_MAX = 8
-
-
-def newest_python() -> str:
-    """The newest that runs: on PATH, where a version manager's command may name one that is not
-    chosen, or among what pyenv has.
-    """
-    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
-    for name in PYTHONS:
-        for path in (shutil.which(name), *sorted(pyenv.glob(f"versions/*/bin/{name}"))):
-            if path and not subprocess.run([path, "-V"], capture_output=True).returncode:
-                return str(path)
-    return sys.executable
 
 
 def run(*command: object, **options: object) -> str:
@@ -45,22 +30,14 @@ def run(*command: object, **options: object) -> str:
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of an environment that has the wheel."""
     folder = tmp_path_factory.mktemp("wheel")
-    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, cwd=ROOT)
-    (wheel,) = folder.glob("rmq_ray-*.whl")
-    run(newest_python(), "-m", "venv", "--without-pip", folder / "venv")
+    run(window.newest_python(), "-m", "venv", "--without-pip", folder / "venv")
     made = folder / "venv" / "bin" / "python"
-    run(*pip(made), "install", "--quiet", "--no-compile", wheel)
+    run(*window.pip(made), "install", "--quiet", "--no-compile", window.wheel(folder))
     return made
 
 
-def pip(python: Path) -> list[object]:
-    """Ours, for the environment of another one."""
-    quietly = ["--disable-pip-version-check", "--python", python]
-    return [sys.executable, "-m", "pip", *quietly]
-
-
 def test_eight_packages_are_enough_to_send_and_to_consume(python: Path, tmp_path: Path) -> None:
-    listed = json.loads(run(*pip(python), "list", "--format", "json"))
+    listed = json.loads(run(*window.pip(python), "list", "--format", "json"))
     installed = {package["name"].lower() for package in listed}
     assert "ray" not in installed and len(installed) <= PACKAGES_MAX, installed
     with LiveCluster(tmp_path / "cluster") as cluster:
