@@ -109,7 +109,7 @@ def main(cluster: str = "default") -> list[int]:
     fill(cluster)
     with tempfile.TemporaryDirectory() as directory:
         half = run(cluster, directory, 2, 3, None)  # a worker is killed in the second round
-        whole = run(cluster, directory, 3, 8, half)
+        whole = run(cluster, directory, 3, 5, half)
         with whole.as_directory() as saved:
             sums = sum(np.load(path) for path in Path(saved).glob("sums-*.npy"))
     print(f"{sums[0]} of {ROWS} rows, sum {sums[1]}, sum of squares {sums[2]}")

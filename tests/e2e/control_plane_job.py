@@ -4,7 +4,8 @@ standard input with a line of JSON.
     python control_plane_job.py <Ray address> <store directory> <brokers | copies>
     then: mark | late | master | end
 
-brokers: two of them; copies: one broker with two slaves, SYNC_MASTER.
+brokers: two of them; copies: one broker with two slaves, SYNC_MASTER. The cluster has this name; it
+is stopped at the end.
 """
 
 from __future__ import annotations
@@ -107,18 +108,18 @@ def main(address: str, store: str, what: str) -> None:
     layout: dict[str, Any] = (
         {"replicas": 2, "replication": "sync"} if what == "copies" else {"brokers": 2}
     )
-    mq = rmq.start("plane", store_path=store, store_settings={"segment_bytes": 1 << 22}, **layout)
-    controller = gateway.find(names.controller("plane"))
+    mq = rmq.start(what, store_path=store, store_settings={"segment_bytes": 1 << 22}, **layout)
+    controller = gateway.find(names.controller(what))
     mq.admin.create_topic(TOPIC, queues=1)
     with rmq.Producer(
-        cluster="plane", send_timeout_ms=30_000 if what == "copies" else 3_000
+        cluster=what, send_timeout_ms=30_000 if what == "copies" else 3_000
     ) as producer:
         beats = Beats(producer)
         with rmq.PushConsumer(
             "listener",
             listener=beats.take,
             subscriptions={TOPIC: "*"},
-            cluster="plane",
+            cluster=what,
             start_from="first",
         ):
             status = mq.status()
@@ -138,6 +139,7 @@ def main(address: str, store: str, what: str) -> None:
                 print(json.dumps(answer), flush=True)
                 if line.strip() == "end":
                     break
+    mq.stop()
 
 
 if __name__ == "__main__":

@@ -68,6 +68,15 @@ class Program:
     def json(self, *arguments: str) -> Any:
         return json.loads(self.ok("--format", "json", *arguments))
 
+    def session(self, *lines: str) -> list[Any]:
+        """What each line prints, all of them in one process of ``shell``."""
+        text, found = self.ok("--format", "json", "shell", text="\n".join(lines)), []
+        while text := text.lstrip():
+            told, end = json.JSONDecoder().raw_decode(text)
+            found.append(told)
+            text = text[end:]
+        return found
+
     def fails(self, *arguments: str) -> str:
         done = self.run(*arguments)
         assert done.returncode == 1, f"{arguments}: {done.returncode} {done.stdout}{done.stderr}"
@@ -511,7 +520,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Program, P
         cli.environment.pop(variable, None)
     yield cli, directory
     for cluster in ("default", "second"):
-        cli.run("--cluster", cluster, "down")
+        if processes_that_name(str(directory)):
+            cli.run("--cluster", cluster, "down")
     assert processes_that_name(str(directory)) == []
     subprocess.run(["rm", "-rf", str(directory)], check=True, timeout=60)
 
@@ -523,34 +533,38 @@ def test_up_starts_ray_and_the_cluster_and_down_stops_exactly_these(
 ) -> None:
     cli, directory = alone
     port, store = free_port(), directory / "stores"
-    first = cli.json("up", "--ray-port", str(port), "--store", str(store))
+    options = ("--ray-port", str(port), "--store", str(store))
+    first = cli.json("up", *options, "--ray-dashboard")
     assert (first["state"], first["ray"]) == ("started", "started") and first[
         "ray_address"
     ].endswith(f":{port}")
-    again = cli.json("up", "--ray-port", str(port), "--store", str(store))
+    names = ("default/controller", "default/name-server-0", "default/broker-a/0")
+    asking = of_dashboard(first["ray_dashboard"])
+    eventually(lambda: {actors_shown(asking).get(name) for name in names} == {"ALIVE"})
+    done = cli.run("--format", "json", "up", *options, "--ray-dashboard")
+    again = json.loads(done.stdout)
     assert (
-        again["state"].startswith("was running")
+        done.returncode == 0
+        and "Ray was running" in done.stderr
+        and again["state"].startswith("was running")
         and again["ray"] == "was running"
         and again["broker-a"] == first["broker-a"]
     )
-    assert "StoreInUse" in cli.fails(
-        "--cluster", "second", "up", "--ray-port", str(port), "--store", str(store)
+    assert "StoreInUse" in cli.fails("--cluster", "second", "up", *options)
+    health, machine, second, _, down = cli.session(
+        f"--address {first['ray_address']} health",
+        f"--address {first['ray_address']} doctor --machine",
+        f"--cluster second up --ray-port {port} --store {directory / 'stores-2'} --replicas 1 "
+        "--replication sync",
+        "produce kept hello",
+        "down",
     )
-    assert cli.json("--address", first["ray_address"], "health"), (
+    assert {row["state"] for row in health} == {"serving"}, (
         "a failed up stops nothing that it did not start"
     )
-    niceness = {
-        row["check"]: row["found"]
-        for row in cli.json("--address", first["ray_address"], "doctor", "--machine")
-    }
-    assert niceness["niceness"] == "0"
-    slaves = ("--replicas", "1", "--replication", "sync")
-    stores = ("--store", str(directory / "stores-2"))
-    second = cli.json("--cluster", "second", "up", "--ray-port", str(port), *stores, *slaves)
+    assert {row["check"]: row["found"] for row in machine}["niceness"] == "0"
     assert (second["state"], second["ray"]) == ("started", "was running")
     assert len(second["broker-a"]) == 2
-    cli.ok("--address", first["ray_address"], "produce", "kept", "hello")
-    down = cli.json("--address", first["ray_address"], "down")
     assert down == {"cluster": "default", "state": "stopped", "ray": "left running for second"}
     assert processes_that_name(f"--gcs_server_port={port} ")
     last = cli.json("--address", first["ray_address"], "--cluster", "second", "down")
@@ -558,37 +572,28 @@ def test_up_starts_ray_and_the_cluster_and_down_stops_exactly_these(
     assert eventually(lambda: not processes_that_name(str(directory)), 10), processes_that_name(
         str(directory)
     )
-    verified = cli.json("store", "verify", str(store / "broker-a"))
+    verified = Cli().json("store", "verify", str(store / "broker-a"))
     with judging():
         assert verified["records"] == 1
     assert ray.is_initialized() and ray.nodes(), "the Ray cluster of the tests was left alone"
-    assert cli.json("up", "--ray-port", str(port), "--store", str(store))["state"] == "started"
+    assert cli.json("up", *options)["state"] == "started"
     assert cli.json("--address", first["ray_address"], "topic", "describe", "kept")
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_up_with_rays_dashboard_shows_our_actors_there(alone: tuple[Program, Path]) -> None:
-    cli, directory = alone
-    options = ("--ray-port", str(free_port()), "--store", str(directory / "stores"))
-    up = cli.json("up", *options, "--ray-dashboard")
+def of_dashboard(address: str) -> Request:
+    """Where Ray demands its token, the dashboard does."""
     program = [str(Path(sys.executable).with_name("ray")), "get-auth-token"]
     asked = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
-    asking = Request(  # where Ray demands its token, the dashboard does
-        f"{up['ray_dashboard']}/api/v0/actors",
-        headers={"Authorization": f"Bearer {asked.stdout.strip()}"},
-    )
+    bearer = {"Authorization": f"Bearer {asked.stdout.strip()}"}
+    return Request(f"{address}/api/v0/actors", headers=bearer)
 
-    def actors() -> dict[str, str]:
-        with suppress(OSError), urlopen(asking, timeout=10) as got:
-            rows = json.load(got)["data"]["result"]["result"]
-            return {row["name"]: row["state"] for row in rows}
-        return {}
 
-    names = ("default/controller", "default/name-server-0", "default/broker-a/0")
-    eventually(lambda: {actors().get(name) for name in names} == {"ALIVE"})
-    again = cli.run("up", *options, "--ray-dashboard")
-    assert again.returncode == 0 and "Ray was running" in again.stderr
+def actors_shown(asking: Request) -> dict[str, str]:
+    """Name -> state; nothing while it does not answer."""
+    with suppress(OSError), urlopen(asking, timeout=10) as got:
+        rows = json.load(got)["data"]["result"]["result"]
+        return {row["name"]: row["state"] for row in rows}
+    return {}
 
 
 @pytest.mark.slow
@@ -597,14 +602,14 @@ def test_an_up_that_fails_stops_the_head_that_it_started(alone: tuple[Program, P
     cli, directory = alone
     blocked = directory / "file"
     blocked.write_text("no directory")
-    assert cli.run("up", "--ray-port", str(free_port()), "--store", str(blocked)).returncode == 2
+    assert Cli().run("up", "--ray-port", str(free_port()), "--store", str(blocked)).returncode == 2
     message = cli.fails("up", "--ray-port", str(free_port()), "--store", str(blocked / "below"))
     assert "file" in message and "[" in message
     assert processes_that_name(str(directory)) == []
 
 
 def test_a_consumer_in_a_module_is_run_scaled_and_drained_from_the_shell(
-    cli: Cli, mq: rmq.Cluster, tmp_path: Path
+    cli: Cli, mq: rmq.Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = f"run-{uuid.uuid4().hex[:8]}"
     mq.admin.create_topic(topic, queues=2)
@@ -613,10 +618,12 @@ def test_a_consumer_in_a_module_is_run_scaled_and_drained_from_the_shell(
         f"import rmq_ray as rmq\n@rmq.consumer({topic!r}, group={topic!r}, start_from='first')\n"
         f"def bill(msg):\n    open({str(seen)!r}, 'ab').write(msg.body + b'\\n')\n"
     )
-    large = cli.start("run", "billing:bill", "--actors", "9", "--cpus", "2", cwd=tmp_path)
-    out, err = large.communicate(timeout=COMMAND_S)
-    assert large.returncode == 1 and "9 actors x CPU 2 = CPU 18 asked for" in err, out + err
-    assert "CPU 4 in total" in err and "[TooFewResources]" in err
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    said = cli.fails("run", "billing:bill", "--actors", "9", "--cpus", "2")
+    sys.modules.pop("billing")
+    assert "9 actors x CPU 2 = CPU 18 asked for" in said, said
+    assert "CPU 4 in total" in said and "[TooFewResources]" in said
     running = cli.start("run", "billing:bill", "--cpus", "0.1", "--name", topic, cwd=tmp_path)
     try:
         cli.ok("produce", topic, text="a\nb\n")

@@ -15,6 +15,7 @@ import ray
 from ray.util.queue import Empty, Full
 
 import rmq_ray as rmq
+from rmq_ray.actors import durable_queue
 from tests.support.outcomes import judging
 from tests.support.waiting import eventually
 
@@ -164,6 +165,7 @@ def test_items_taken_in_advance_by_a_process_that_died_come_again(mq: rmq.Cluste
     @ray.remote(num_cpus=0, max_restarts=0)
     class Getter:
         def first(self, queue: rmq.Queue) -> Any:
+            durable_queue.TAKEN_S = 5.0  # in this process, 30 s otherwise
             got = queue.get(timeout=WAIT_S)
             queue._connected().consumer.flush()
             return got, os.getpid()

@@ -4,15 +4,18 @@ test here that checks what it returns.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 import rmq_ray as rmq
+from examples.transaction import QUICK
 from rmq_ray.actors import discovery
 from tests.support.outcomes import judging
+
+OWN = {"broker_settings": QUICK}
+"""The broker asks soon what became of a transaction."""
 
 
 def test_workers_bill_every_invoice(mq: rmq.Cluster) -> None:
@@ -144,12 +147,11 @@ def test_requests_get_their_replies_and_a_question_without_an_answer_ends(mq: rm
 
 
 def test_orders_and_their_messages_agree(
-    start: Callable[..., rmq.Cluster], capsys: pytest.CaptureFixture[str]
+    own: rmq.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from examples import transaction
 
-    mq = start(broker_settings=transaction.QUICK)
-    orders, billed = transaction.main(mq.name)
+    orders, billed = transaction.main(own.name)
     with judging():
         assert set(billed) <= set(orders) == {"o-1", "o-2"}
     assert billed == orders
@@ -157,13 +159,12 @@ def test_orders_and_their_messages_agree(
 
 
 def test_a_sale_and_its_message_agree_although_processes_die_between_them(
-    start: Callable[..., rmq.Cluster], capsys: pytest.CaptureFixture[str]
+    own: rmq.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from examples import sqlite_transaction
 
-    mq = start(broker_settings=sqlite_transaction.QUICK)
     with judging():
-        assert sqlite_transaction.main(mq.name) == (["s-1", "s-2"], ["s-1", "s-2"], 8)
+        assert sqlite_transaction.main(own.name) == (["s-1", "s-2"], ["s-1", "s-2"], 8)
     said = capsys.readouterr().out
     assert "s-2: its process died after its commit; open halves: 1" in said
     assert "s-3: its process died before its commit" in said

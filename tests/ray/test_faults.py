@@ -67,7 +67,7 @@ class Sender:
             self.acknowledged.append((number, result))
             self.times.append(time.monotonic())
             number += 1
-            time.sleep(0.001)
+            time.sleep(0.005)
 
     def __enter__(self) -> Sender:
         self._producer.start()

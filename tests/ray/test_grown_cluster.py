@@ -38,6 +38,7 @@ reserved_hours = 48
 {ALONE}"""
 SLAVE = 'allow_same_node = true\n[[brokers.replicas]]\nstore = { path = "a-1" }\n'
 SECOND = '[[brokers.replicas]]\nstore = { path = "a-2" }\n'
+PAUSE_S = 0.005
 MORE = '[[brokers]]\nname = "broker-b"\nstore = { path = "b" }\n'
 
 
@@ -97,12 +98,12 @@ class Traffic:
 
 @contextmanager
 def traffic(mq: rmq.Cluster, topic: str = "orders") -> Iterator[Traffic]:
-    """One producer and one consumer, all the time."""
+    """One producer and one consumer, all the time, 200 messages a second at most."""
     found, done, name = Traffic(), threading.Event(), uuid.uuid4().hex[:6]
 
     def send() -> None:
         with mq.producer() as producer:
-            while not done.is_set():
+            while not done.wait(PAUSE_S):
                 body = f"{name}-{len(found.stored)}".encode()
                 try:
                     producer.send(topic, body, timeout=120)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ pytestmark = [
     pytest.mark.timeout(300 + int(os.environ.get("RMQ_RAY_TASKS", "0")) // 50),
     pytest.mark.slow,
 ]
+OWN = {"name": "default"}  # the page's programs name none
 BROKER = "broker-a/0"
 COUNT = int(os.environ.get("RMQ_RAY_TASKS", "2000"))
 """Tasks that kills meet; 100,000 were run by hand."""
@@ -80,8 +81,7 @@ def deploy(config: TaskProcessorConfig, **options: Any) -> None:
     serve.run(Writer.bind(), name=config.queue_name, route_prefix=None)
 
 
-def test_the_programs_of_page_and_example_run(start: Callable[..., rmq.Cluster]) -> None:
-    mq = start(name="default")
+def test_the_programs_of_page_and_example_run(own: rmq.Cluster) -> None:
     language, program = all_blocks("docs/serve.md")[0]
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(program, names)  # our own page
@@ -95,24 +95,23 @@ def test_the_programs_of_page_and_example_run(start: Callable[..., rmq.Cluster])
 
     from examples import serve_inference
 
-    outcome = serve_inference.main(mq.name)
+    outcome = serve_inference.main(own.name)
     fine = {"text": "what a fine day", "label": "good"}
     assert outcome["what a fine day"] == ("SUCCESS", fine)
     assert outcome["fails twice"] == ("SUCCESS", {"text": "fails twice", "label": "bad"})
     assert outcome["fails for ever"] == ("FAILURE", "RuntimeError: no label in 4 tries")
     assert outcome["length"] == ("SUCCESS", 7)
     assert "no handler 'translate'" in outcome["translate"][1]
-    with_dead = DeadLetters(mq.discovery)
+    with_dead = DeadLetters(own.discovery)
     dead = {row["group"]: row["messages"] for row in with_dead.dead_letter_groups()}
     with_dead.close()
     assert dead == {"texts_failed": 1, "texts_unprocessable": 1}
 
 
 def test_no_task_is_lost_when_replicas_and_the_broker_are_killed(
-    start: Callable[..., rmq.Cluster], tmp_path: Path
+    own: rmq.Cluster, tmp_path: Path
 ) -> None:
-    mq = start()
-    config, done = tasks_of(mq, "written"), tmp_path / "done"
+    config, done = tasks_of(own, "written"), tmp_path / "done"
     done.touch()
     deploy(config, num_replicas=2)
     tasks, unsure, ids = instantiate_adapter_from_config(config), 0, list[str]()
@@ -123,7 +122,7 @@ def test_no_task_is_lost_when_replicas_and_the_broker_are_killed(
             unsure += 1
             ids.append(tasks.enqueue_task_sync("write", args=[str(done), number]).id)
         if number == COUNT // 2:
-            os.kill(mq.status()[BROKER]["pid"], signal.SIGKILL)
+            os.kill(own.status()[BROKER]["pid"], signal.SIGKILL)
 
     def finished() -> set[int]:
         return set(map(int, done.read_text().split()))
@@ -150,9 +149,8 @@ def test_no_task_is_lost_when_replicas_and_the_broker_are_killed(
     serve.delete("written")
 
 
-def test_replicas_follow_the_lag_from_zero_and_back(start: Callable[..., rmq.Cluster]) -> None:
-    mq = start()
-    config = tasks_of(mq, "scaled")
+def test_replicas_follow_the_lag_from_zero_and_back(own: rmq.Cluster) -> None:
+    config = tasks_of(own, "scaled")
     deploy(
         config,
         autoscaling_config=AutoscalingConfig(
@@ -167,7 +165,7 @@ def test_replicas_follow_the_lag_from_zero_and_back(start: Callable[..., rmq.Clu
                 policy_function=LagPolicy,
                 policy_kwargs={
                     "queue_name": "scaled",
-                    "cluster": mq.name,
+                    "cluster": own.name,
                     "poll_interval_s": 0.3,
                 },
             ),

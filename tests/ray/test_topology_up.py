@@ -1,5 +1,5 @@
 """``plan`` and ``up`` from a topology file, on one node: a first start makes stores, a later one
-wants them back, and what is wrong starts nothing.
+wants them back and goes on with the tables, and what is wrong starts nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 
 import rmq_ray as rmq
@@ -60,6 +61,7 @@ class FirstRun:
     changes: tuple[PlannedChange, ...]
     refusal: str
     status_after_refusal: dict[str, Any]
+    table: Path
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +73,9 @@ def first_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FirstRun]:
         cluster.admin.create_topic("orders", queues=4)
         with rmq.Producer(cluster=cluster.name) as producer:
             producer.send("orders", b"kept")
+        table = file.parent / "table"
+        cluster.tables.create("orders", str(table))
+        cluster.tables.flush("orders")
         running, status = plan(file), cluster.status()
         changed = write(
             file.parent,
@@ -91,9 +96,11 @@ def first_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FirstRun]:
             changes,
             str(refusal.value),
             cluster.status(),
+            table,
         )
     finally:
         cluster.stop()
+    assert gateway.archivists(cluster.name) == []
     yield seen
 
 
@@ -199,7 +206,9 @@ def test_unknown_resources_and_directories_of_others_are_refused_with_their_line
     assert gateway.find("topo-none/controller") is None and not (tmp_path / "b").exists()
 
 
-def test_a_later_start_finds_the_stores_with_their_messages(first_run: FirstRun) -> None:
+def test_a_later_start_finds_the_stores_with_their_messages_and_tables_go_on(
+    first_run: FirstRun,
+) -> None:
     known = json.loads((first_run.file.parent / "rmq.stores.json").read_text())
     assert [step.store.split(",")[0] for step in plan(first_run.file).steps[1:]] == [
         f"found {known[name]}" for name in BROKERS
@@ -213,5 +222,13 @@ def test_a_later_start_finds_the_stores_with_their_messages(first_run: FirstRun)
             ]
         with judging():
             assert sum(ends) == 1
+        with again.producer() as producer:
+            producer.send("orders", b"late")
+        again.tables.flush("orders")
+        rows = duckdb.read_parquet(f"{first_run.table}/day=*/*.parquet")
+        with judging():
+            assert sorted(rows.select("body").fetchall()) == [(b"kept",), (b"late",)]
+        again.tables.pause("orders")
+        assert again.tables.describe("orders")["state"] == "paused"
     finally:
         again.stop()

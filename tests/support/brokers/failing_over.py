@@ -138,7 +138,7 @@ class Numbered:
             except rmq.RmqError as error:
                 self.failed.append(error)
             number += 1
-            time.sleep(0.002)
+            time.sleep(0.005)
 
     def __enter__(self) -> Numbered:
         self._producer.start()
