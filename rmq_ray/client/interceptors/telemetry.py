@@ -7,8 +7,10 @@ install rmq_ray[telemetry]``.
                                                 the send's child, of several linked to each send
 
 Decides names and attributes (OpenTelemetry's semantic conventions for messaging, RocketMQ's among
-them). Sampling, exporting and the propagator are the application's: what it set up globally, or the
-``tracer_provider`` given. Without hooks nothing of this is loaded.
+them): those of before the conventions renamed ``messaging.system`` and ``messaging.rocketmq.*``,
+unless ``OTEL_SEMCONV_STABILITY_OPT_IN`` names ``messaging`` (the new ones) or ``messaging/dup``
+(both), as the conventions ask for. Sampling, exporting and the propagator are the application's:
+what it set up globally, or the ``tracer_provider`` given. Without hooks nothing of this is loaded.
 
 Invariants: every span that was started ends; a listener's own spans are children of its call's
 span; hooks are pickled without a provider.
@@ -22,13 +24,28 @@ from typing import TYPE_CHECKING, Any
 from rmq_ray.client.interceptors.consume_hooks import ConsumeHook, ConsumeHookContext
 from rmq_ray.client.interceptors.send_hooks import SendContext
 from rmq_ray.client.messages.received import MessageExt
+from rmq_ray.config import environment
 from rmq_ray.errors import ConfigError
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
+OPT_IN = "OTEL_SEMCONV_STABILITY_OPT_IN"
 _SPAN, _TOKEN = "rmq.span", "rmq.token"
 _INSTRUMENTATION = "rmq_ray"
+
+
+def today(name: str) -> str:
+    """What an attribute is called today; "" for the producer's group, which has no name any more.
+
+    >>> today("messaging.rocketmq.message.tag"), today("messaging.system")
+    ('rocketmq.message.tag', 'messaging.system.name')
+    """
+    if name == "messaging.rocketmq.client_group":
+        return ""
+    if name == "messaging.system":
+        return "messaging.system.name"
+    return name.replace("messaging.rocketmq.", "rocketmq.")
 
 
 class SendSpans:
@@ -57,7 +74,9 @@ class SendSpans:
         if ctx.keys and ctx.count == 1:
             attributes["messaging.rocketmq.message.keys"] = ctx.keys.split()
         span = self._api.tracer.start_span(
-            f"{ctx.topic} send", kind=self._api.trace.SpanKind.PRODUCER, attributes=attributes
+            f"{ctx.topic} send",
+            kind=self._api.trace.SpanKind.PRODUCER,
+            attributes=self._api.named(attributes),
         )
         ctx.carried[_SPAN] = span
         carrier: dict[str, str] = {}
@@ -70,12 +89,13 @@ class SendSpans:
         """Say where it went, or why it failed, and end the span."""
         span = ctx.carried.pop(_SPAN)
         if ctx.result is not None:
-            span.set_attribute("messaging.message.id", ctx.result.message_id)
-            span.set_attribute(
-                "messaging.destination.partition.id",
-                f"{ctx.result.queue.broker_name}/{ctx.result.queue.queue_id}",
-            )
-            span.set_attribute("messaging.rocketmq.send_status", ctx.result.status.name)
+            queue = ctx.result.queue
+            attributes = {
+                "messaging.message.id": ctx.result.message_id,
+                "messaging.destination.partition.id": f"{queue.broker_name}/{queue.queue_id}",
+                "messaging.rocketmq.send_status": ctx.result.status.name,
+            }
+            span.set_attributes(self._api.named(attributes))
         self._api.end(span, ctx.error)
 
 
@@ -120,7 +140,7 @@ class ConsumeSpans(ConsumeHook):
             context=parent,
             kind=kind,
             links=links,
-            attributes=attributes,
+            attributes=api.named(attributes),
         )
         context.props[_SPAN] = span
         context.props[_TOKEN] = api.context.attach(api.trace.set_span_in_context(span))
@@ -130,7 +150,8 @@ class ConsumeSpans(ConsumeHook):
         self._api.context.detach(context.props.pop(_TOKEN))
         span = context.props.pop(_SPAN)
         if context.status is not None:
-            span.set_attribute("messaging.rocketmq.consume_status", context.status.value)
+            told = {"messaging.rocketmq.consume_status": context.status.value}
+            span.set_attributes(self._api.named(told))
         self._api.end(span, context.error, failed=not context.success)
 
 
@@ -150,11 +171,23 @@ class _Api:
         self.propagate: Any = propagate
         self.trace: Any = trace
         self.tracer: Any = trace.get_tracer(_INSTRUMENTATION, tracer_provider=provider)
+        wanted = {part.strip() for part in (environment(OPT_IN) or "").split(",")}
+        self._both = "messaging/dup" in wanted
+        self._new = self._both or "messaging" in wanted
+
+    def named(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
+        """Attributes by the names that are wanted."""
+        if not self._new:
+            return dict(attributes)
+        new = {today(name): value for name, value in attributes.items() if today(name)}
+        return {**attributes, **new} if self._both else new
 
     def end(self, span: Any, error: BaseException | None, failed: bool = False) -> None:
         """End a span, as failed when there is an error."""
         if error is not None:
             span.record_exception(error)
+            if self._new:
+                span.set_attribute("error.type", type(error).__qualname__)
         if error is not None or failed:
             span.set_status(self.trace.StatusCode.ERROR, str(error or "the messages come again"))
         span.end()

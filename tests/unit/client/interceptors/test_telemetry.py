@@ -174,3 +174,25 @@ def test_hooks_pickle_and_without_opentelemetry_they_say_what_to_install(
     for hook in (SendSpans, ConsumeSpans):
         with pytest.raises(ConfigError, match=r"rmq_ray\[telemetry\]"):
             hook()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "old", "new"),
+    [("", True, False), ("http,messaging", False, True), ("messaging/dup, messaging", True, True)],
+)
+def test_attributes_have_the_names_that_were_opted_for(
+    exported: Exported, monkeypatch: pytest.MonkeyPatch, wanted: str, old: bool, new: bool
+) -> None:
+    monkeypatch.setenv("OTEL_SEMCONV_STABILITY_OPT_IN", wanted)
+    with pytest.raises(BrokerBusy):
+        sent(exported, BrokerBusy("full"))
+    consumed(exported, received(sent(exported)))
+    failed, stored, _user, processed = exported.take()
+    for span in (failed, stored, processed):
+        names = set(span.attributes)
+        assert ("messaging.system" in names, "messaging.system.name" in names) == (old, new)
+        assert any(name.startswith("messaging.rocketmq.") for name in names) is old
+        assert any(name.startswith("rocketmq.") for name in names) is new
+        assert span.attributes["messaging.destination.name"] == "orders", "what was not renamed"
+    assert stored.attributes.get("rocketmq.message.tag") == ("paid" if new else None)
+    assert failed.attributes.get("error.type") == ("BrokerBusy" if new else None)
