@@ -3,8 +3,8 @@
     python -m tools.suite [arguments of pytest]
 
     track   lane      what                              how
-    (first) light     unit, conformance, sim, golden    five at a time, without Ray or JVM; many
-                                                        wait; a failure ends the run
+    (first) light     unit, conformance, sim, golden    three at a time, without Ray or JVM; a
+                                                        failure ends the run
     ray     ray       Ray                               two at a time
     others  interop   beside Apache RocketMQ            two at a time
             spark     Spark
@@ -65,7 +65,7 @@ TRACKS = (
         Lane("whole", ("e2e", "torture")),
     ),
 )
-LIGHT = Lane("light", ("unit", "conformance", "sim", "golden"), 5)
+LIGHT = Lane("light", ("unit", "conformance", "sim", "golden"), 3)
 LANES = (LIGHT, *(lane for track in TRACKS for lane in track))
 ALONE = Lane("alone", ("conformance", "ray", "e2e"))
 AGAIN = Lane("again", ())

@@ -249,7 +249,8 @@ def test_sparks_columns_are_the_public_ones_in_their_order_and_of_types_that_agr
 def test_the_versions_that_work_together_are_the_ones_that_are_declared() -> None:
     text = (Path(rmq.__file__).parents[1] / "pyproject.toml").read_text("utf-8")
     for pin in (
-        '"ray[data]==2.60.0"',
+        '"ray==2.60.0"',
+        '"ray<2.61"',
         '"raydp==1.6.5"',
         '"pyspark==3.5.7"',
         '"pandas<3"',
