@@ -99,6 +99,7 @@ def test_the_exporter_tells_what_all_servers_say_and_who_is_silent(
     eventually(lambda: scraped(address)["rmq_ray_up", "broker-b/0", ""] == 0, 30)
     assert scraped(address)["rmq_ray_up", "broker-a/0", ""] == 1
     port = int(address.split(":")[2].split("/")[0])
+    exporter.stop(mq.name)  # other tests ask for it
     with pytest.raises(rmq.ConfigError, match="another port"):
         mq.metrics(host="127.0.0.1", port=port)
     assert mq.metrics(host="127.0.0.1", port=0) != address
