@@ -178,9 +178,11 @@ def start(port: int | None, dashboard: bool = False) -> Head:
     head = next((head for head in running() if head.port == chosen), None)
     if code or head is None:
         _end_session(starter.pid)
+        last = said.rpartition("\n")[2]  # of a traceback: what is wrong
         raise ClusterError(
             f"`{' '.join(command[1:])}` failed "
-            f"({'no end within 120 s' if code == -1 else code}): {said[-500:]}"
+            f"({'no end within 120 s' if code == -1 else code}): {last[-200:]}",
+            said[-2_000:],
         )
     _note(chosen).write_text(json.dumps({"port": chosen, "session_id": starter.pid}))
     if not dashboard:

@@ -207,3 +207,16 @@ def test_a_dashboard_is_asked_for_only_where_its_packages_are(
     monkeypatch.setattr(ray_head, "find_spec", lambda name: None if name == "aiohttp" else name)
     with pytest.raises(ConfigError, match=r"needs aiohttp: pip install 'rmq_ray\[dashboard\]'"):
         ray_head._dashboard_options(True)
+
+
+def test_a_head_that_does_not_start_is_told_by_the_last_line_that_ray_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "ray"
+    program.write_text("#!/bin/sh\necho Traceback\necho 'RuntimeError: no GCS in 30 s'\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(ray_head, "_ray", lambda: str(program))
+    monkeypatch.setattr(ray_head, "running", list)
+    with pytest.raises(ClusterError, match=r"failed \(1\): RuntimeError: no GCS in 30 s$") as told:
+        ray_head.start(None)
+    assert told.value.args[1].startswith("Traceback")
