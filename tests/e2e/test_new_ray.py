@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from tests.support.waiting import eventually
 from tools import window
 
 CLIENT = """
-import sys, threading
+import sys, threading, time
 sys.modules["ray"] = None  # to import it is an error
 import rmq_ray as rmq
 
@@ -39,7 +40,7 @@ with rmq.Producer("web", **where) as producer:
         except rmq.RmqError as error:
             print(type(error).__name__, file=sys.stderr, flush=True)
             continue
-        print(number, flush=True)
+        print(number, time.time(), flush=True)
         number += 1
 """
 
@@ -114,18 +115,20 @@ def test_a_cluster_moves_from_the_oldest_ray_to_this_one_while_a_client_waits(
     try:
         assert old(*up)["state"] == "started"
         old("topic", "create", "orders", "--queues", "2")
-        keys = old("acl", "user", "add", "web-shop", "--default-topic", "PUB|SUB")
+        may_consume = ("--default-group", "SUB")
+        keys = old("acl", "user", "add", "web-shop", "--default-topic", "PUB|SUB", *may_consume)
         where = (f"127.0.0.1:{server}", "web-shop", keys["secret_key"])
-        client = subprocess.Popen(
-            [sys.executable, "-c", CLIENT, *where],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=(directory / "sent").open("w"),
-            stderr=(directory / "errors").open("w"),
-        )
+        with (directory / "sent").open("w") as out, (directory / "errors").open("w") as errors:
+            client = subprocess.Popen(
+                [sys.executable, "-c", CLIENT, *where],
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=errors,
+            )
 
         def sent() -> list[int]:
-            return [int(line) for line in (directory / "sent").read_text().split()]
+            return [int(line.split()[0]) for line in (directory / "sent").read_text().splitlines()]
 
         eventually(lambda: len(sent()) >= 50)
         assert old("down")["ray"] == "stopped"
@@ -137,6 +140,10 @@ def test_a_cluster_moves_from_the_oldest_ray_to_this_one_while_a_client_waits(
         assert client.wait(60) == 0, (directory / "errors").read_text()
         with judging():
             assert found_by(*where) >= set(sent())
+        lines = (directory / "sent").read_text().splitlines()
+        times = [float(line.split()[1]) for line in lines]
+        pause = max(after - before for before, after in pairwise(times))
+        print(f"the longest pause of the client: {pause:.1f} s")
     finally:
         if client is not None:
             client.kill()
