@@ -147,7 +147,8 @@ def smoke(version: str, ray: str, tests: Sequence[str]) -> dict[str, object]:
         return {"passed": 0, "failed": [ABSENT], "with": ""}
     told = ENVIRONMENTS / f"{version}-{ray}.jsonl"
     told.unlink(missing_ok=True)
-    command = [str(python), "-m", "pytest", "-q", "-p", "tests.support.outcomes"]
+    # a warning of another Ray is no fault of ours
+    command = [str(python), "-m", "pytest", "-q", "-W", "default", "-p", "tests.support.outcomes"]
     command += [*leftovers.basetemp(f"window-{version}-{ray}"), *tests]
     subprocess.run(
         command,
