@@ -6,15 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from rmq_ray.actors import remembered
-from rmq_ray.actors.access_keys import (
-    SecretKey,
-    environments_account,
-    given_account,
-    keywords,
-)
+from rmq_ray.actors.access_keys import SecretKey, keywords
 from rmq_ray.actors.cluster_clients import ClusterClients
 from rmq_ray.actors.discovery import (
-    RayDiscovery,
     StaticDiscovery,
     discovery_for,
     has_joined_ray,
@@ -75,8 +69,8 @@ def connect(
             )
         meant = meant_cluster(name)
         if not has_joined_ray() and remembered.find(meant) is not None:
-            account = given_account(access_key, secret_key, meant) or environments_account(meant)
-            return ClusterClients(meant, RayDiscovery(meant, account), keywords(account))
+            noted = discovery_for(meant, None, b"", None, access_key, secret_key)
+            return ClusterClients(meant, noted, keywords(noted.account))
         attach = load("rmq_ray.cluster").attach
         found: Cluster = attach(name, access_key=access_key, secret_key=secret_key)
         return found

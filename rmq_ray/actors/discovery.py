@@ -7,8 +7,8 @@ known; and which cluster is meant where a call names none.
     to none ─> the one that RMQ_CLUSTER names, else "default"
 
 Ray is loaded by what asks it: a client that is given addresses needs none. A process that a client
-actor of ours runs in uses that client's cluster. Who connected as an
-account (``access_keys``) is it wherever its calls mean that cluster.
+actor of ours runs in uses that client's cluster. Who connected as an account (``access_keys``) is
+it wherever its calls mean that cluster.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _gateway() -> Any:
 
 
 def has_joined_ray() -> bool:
-    """Whether this process, or the one that it was forked from, has."""
+    """Whether this process, or the one that it was forked from, has: then that Ray is meant."""
     ray = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())
 

@@ -8,7 +8,8 @@ ends it; nothing else asks which Ray is there.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
 
 import ray
 
@@ -33,6 +34,7 @@ JOB_CHECKPOINTS = Wanted(
 )
 
 
+@cache
 def version_of(text: str) -> tuple[int, int]:
     """
     >>> version_of("2.55.1"), version_of("3.0.0.dev0")
@@ -67,5 +69,4 @@ def block_metadata(rows: int | None, size_bytes: int) -> BlockMetadata:
     """What Ray Data is told of a block before it is read."""
     from ray.data.block import BlockMetadata
 
-    more: dict[str, Any] = {"input_files": None}
-    return BlockMetadata(num_rows=rows, size_bytes=size_bytes, exec_stats=None, **more)
+    return BlockMetadata(num_rows=rows, size_bytes=size_bytes, exec_stats=None, input_files=None)

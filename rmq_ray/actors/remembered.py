@@ -25,8 +25,6 @@ from rmq_ray.config import RemotingLimits, Tls
 from rmq_ray.errors import ClusterError, ConfigError, RmqError
 from rmq_ray.model.ids import Address
 from rmq_ray.ports import ClusterAddress
-from rmq_ray.remoting.connection import dial
-from rmq_ray.remoting.handshake import Credentials
 
 if TYPE_CHECKING:
     from rmq_ray.actors.access_keys import AccountProof
@@ -112,6 +110,10 @@ class RememberedDiscovery:
 
 def answers(found: ClusterAddress) -> bool:
     """Whether one of the name servers is there and proves the secret."""
+    # connections are loaded where one is made: every command loads this module
+    from rmq_ray.remoting.connection import dial
+    from rmq_ray.remoting.handshake import Credentials
+
     limits = replace(RemotingLimits(), connect_timeout_ms=PROOF_MS)
     credentials = Credentials(found.cluster, "name_server", found.secret)
     for server in found.name_servers:

@@ -23,6 +23,7 @@ import click
 
 import rmq_ray
 from rmq_ray.actors.access_keys import environments_account, given_account, secret_key_of
+from rmq_ray.actors.discovery import has_joined_ray
 from rmq_ray.cli.base import output, ray_head
 from rmq_ray.config import DEFAULT_CLUSTER, put_environment
 from rmq_ray.errors import ClientError, ClusterError, ConfigError, RmqError
@@ -63,12 +64,11 @@ class Options:
         """Join the Ray cluster that is meant (``ray_head.find``); ``ClusterError`` where none
         runs.
         """
-        if _ray_joined():
+        if has_joined_ray():
             return
         address = self._ray_address(port)
-        with named():
-            import ray
-            import ray.exceptions
+        import ray
+        import ray.exceptions
 
         logging.getLogger("ray").setLevel(logging.ERROR)
         try:
@@ -84,7 +84,7 @@ class Options:
         ``ray_head.find``. From now on Ray may be imported: the token's mode is decided, which it
         reads once, at its import, and its prints go to standard error.
         """
-        if _ray_joined():
+        if has_joined_ray():
             return str(sys.modules["ray"].get_runtime_context().gcs_address)
         address = ray_head.find(self.address, port)
         if address is not None and ray_head.needs_token(address):
@@ -156,14 +156,15 @@ pass_options = click.make_pass_decorator(Options, ensure=True)
 
 
 def told(command: F) -> F:
-    """Turn our errors into one line on stderr: exit code 2 for values that can never be right, 1
-    for everything else.
+    """Turn our errors, and packages of extras that are not installed, into one line on stderr: exit
+    code 2 for values that can never be right, 1 for everything else.
     """
 
     @functools.wraps(command)
     def wrapped(*arguments: Any, **options: Any) -> Any:
         try:
-            return command(*arguments, **options)
+            with named():
+                return command(*arguments, **options)
         except (ConfigError, ClientError) as error:
             raise click.UsageError(f"{first_line(error)} [{type(error).__name__}]") from error
         except RmqError as error:
@@ -179,11 +180,6 @@ def show_error(error: click.ClickException, as_json: bool) -> None:
         return
     kind = type(error.__cause__ if isinstance(error.__cause__, RmqError) else error).__name__
     output.error(kind, error.format_message().removesuffix(f" [{kind}]"))
-
-
-def _ray_joined() -> bool:
-    """Whether this process is in a Ray cluster already: then that one is meant."""
-    return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
 
 
 def first_line(error: BaseException) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -137,3 +138,11 @@ def test_up_takes_what_init_made_and_says_what_is_missing(tmp_path: Path) -> Non
     told = CliRunner().invoke(main, ["up", "--tls", str(tmp_path)])
     assert told.exit_code == 2 and "server.key is not there" in told.output
     assert "rmq-ray tls init" in told.output
+
+
+def test_without_cryptography_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    done = run(str(tmp_path / "pem"))
+    assert done.exit_code == 1 and "pip install 'rmq_ray[tls-tools]'" in done.output, done.output
