@@ -29,7 +29,7 @@ from rmq_ray.remoting.wire.overview import GROUP, LAG, named
 from rmq_ray.store.reading.retention import Room, room_on
 
 OK, WARN, FAIL = "ok", "warn", "fail"
-PYTHONS = ((3, 11), (3, 12))
+PYTHONS = ((3, 11), (3, 12), (3, 13), (3, 14))
 NEEDED = ("ray", "numpy", "pyarrow", "msgpack")
 SPARK = ("pyspark", "raydp")
 FREE_BYTES_MIN = 2 * GIB  # a segment and the one that is prepared behind it
@@ -174,7 +174,7 @@ def _python() -> Check:
         "python",
         OK if fits else FAIL,
         f"{platform.python_version()} on {platform.system()}",
-        "" if fits else "use Python 3.11 or 3.12 on Linux",
+        "" if fits else "use Python 3.11 to 3.14 on Linux",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,6 +102,19 @@ def test_a_request_gets_the_reply_of_a_consumer(cluster: LiveCluster, server: Se
     }
     stored = sum(cluster.store(number).bounds("live_REPLY_TOPIC", 0)[1] for number in range(2))
     assert stored == len(server.seen)
+
+
+def test_an_awaited_request_without_a_reply_is_told_once(
+    cluster: LiveCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        async with AsyncProducer("web", discovery=cluster) as producer:
+            with pytest.raises(RequestTimeout):
+                await producer.request("rpc", b"nobody", timeout=0.1)
+
+    asyncio.run(run())
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 def test_an_asyncio_producer_asks_without_blocking_its_loop(

@@ -1,7 +1,7 @@
 """A plugin of pytest that writes how each test went, one JSON object a line, for ``tools.suite``.
 
     {"test": node id, "outcome": "passed" | "failed" | "skipped", "seconds": all of its phases,
-     "why": the first line of a failure, "judged": a checker of promises said so}
+     "why": the first and the last line of a failure, "judged": a checker of promises said so}
 
 The file is named by the environment, ``OUTCOMES_TO``; without it nothing is written. A test that
 fails to be collected has a line, too. With workers (xdist) the process that leads them writes.
@@ -96,4 +96,5 @@ class _Outcomes:
 def _why(report: pytest.TestReport | pytest.CollectReport) -> str:
     crash = getattr(report.longrepr, "reprcrash", None)
     text = str(crash.message if crash is not None else report.longrepr).strip()
-    return text.partition("\n")[0][:WHY_CHARS]
+    lines = text.splitlines()
+    return " ... ".join(line[:WHY_CHARS] for line in [*lines[:1], *lines[1:][-1:]])

@@ -8,7 +8,6 @@ only: nothing is imported.
 from __future__ import annotations
 
 import ast
-import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -95,7 +94,7 @@ class Module:
 def load(path: Path) -> Module:
     """Reads and parses one file."""
     text = path.read_text("utf-8")
-    return Module(path, text, tree_of(text, str(path)))
+    return Module(path, text, ast.parse(text, str(path)))
 
 
 def package_modules() -> list[Module]:
@@ -112,20 +111,7 @@ def nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
 @cache
 def parsed(path: Path) -> ast.Module:
     """The tree of a file, which does not change while the rules are read."""
-    return tree_of(path.read_text("utf-8"))
-
-
-def tree_of(text: str, name: str = "") -> ast.Module:
-    """``ast.parse`` without the garbage collector: what earlier tests left may log a traceback when
-    it is collected, for which Python 3.11 parses, too, and then refuses to go on with this one.
-    """
-    on = gc.isenabled()
-    gc.disable()
-    try:
-        return ast.parse(text, name)
-    finally:
-        if on:
-            gc.enable()
+    return ast.parse(path.read_text("utf-8"))
 
 
 def imported(tree: ast.AST) -> Iterator[tuple[ast.stmt, str]]:

@@ -16,7 +16,6 @@ raised. At most ``PENDING_MAX`` wait.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -273,9 +272,9 @@ class InFlightRequest:
     async def answer_in_loop(self) -> MessageExt:
         """The same without blocking the loop."""
         future = asyncio.wrap_future(self.pending.reply)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.requests.left_s(self.pending)):
-                return await asyncio.shield(future)
+        # ``answer`` raises its error; asyncio would log it as one that nobody has seen
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.wait([future], timeout=self.requests.left_s(self.pending))
         return self.answer()
 
 
