@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from rmq_ray.actors.gateway import require_ray
+from rmq_ray.actors.gateway import node_address, require_driver
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import environment, put_environment
 from rmq_ray.errors import SparkError
@@ -34,7 +34,9 @@ LOG4J = Path(__file__).with_name("log4j2.properties")
 RAYDP_LOGS = Path("/tmp/ray/session_latest/logs")  # unless it is told otherwise
 EXECUTOR_MEMORY_MIN = 450 << 20  # Spark refuses less
 EXECUTOR_CPU = "spark.ray.raydp_spark_executor.actor.resource.cpu"
-MASTER_CPU = "spark.ray.raydp_spark_master.actor.resource.CPU"
+MASTER = "spark.ray.raydp_spark_master."
+MASTER_AT = f"{MASTER}actor.resource."
+MASTER_CPU = f"{MASTER_AT}CPU"
 CPU_LOOKS, CPU_PAUSE_MS = 40, 250
 PYSPARK_MAX = [3, 5, 7]
 WORKERS = "rmq_ray.spark.workers"  # started by its name in each executor
@@ -67,13 +69,14 @@ def session(
     ``SparkError`` naming what is missing and the remedy, ``ClusterError`` without Ray.
     """
     _require_packages()
-    require_ray()
+    require_driver("Spark on Ray")
     _require_no_session()
     require_sound(num_executors, executor_cores, configs)
     nodes, free = ray.nodes(), ray.available_resources()  # type: ignore[no-untyped-call]
     require_room(num_executors, executor_memory, nodes, free)
     options = (QUICK_START if quick_start else "", where_to_log(logs_of_ray(), RAYDP_LOGS))
     chosen = settings(configs or {}, " ".join(filter(None, options)))
+    chosen = beside_driver(chosen, node_address(), nodes) | chosen
     _wait_for_cpus(num_executors, chosen, nodes)
     ensure_java()
     put_environment("PYSPARK_PYTHON", sys.executable)
@@ -261,6 +264,20 @@ def _wait_for_cpus(
         except SparkError:
             SYSTEM_CLOCK.sleep_ms(CPU_PAUSE_MS)
     return require_cpus(num_executors, configs, nodes, ray.available_resources())  # type: ignore[no-untyped-call]
+
+
+def beside_driver(
+    configs: Mapping[str, Any], address: str, nodes: list[dict[str, Any]]
+) -> dict[str, str]:
+    """Settings that put RayDP's app master on the driver's node, which keep no CPU. RayDP tells the
+    driver the sockets of the app master's node; on another node they may have other names (on one
+    that was rebooted they have), and the driver's JVM would end. Nothing where ``configs`` place
+    it, or no node has the driver's address.
+    """
+    place = f"node:{address}"
+    placed = any(name.startswith(MASTER) and name != MASTER_CPU for name in configs)
+    known = any(place in node["Resources"] for node in nodes if node.get("Alive"))
+    return {} if placed or not known else {MASTER_CPU: "0", f"{MASTER_AT}{place}": "0.001"}
 
 
 def parse_memory(text: str | int) -> int:

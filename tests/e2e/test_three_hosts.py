@@ -140,27 +140,6 @@ def copies(hosts: machines.Hosts, broker: str) -> list[dict[str, Any]]:
     ]
 
 
-def spark_rows(hosts: machines.Hosts) -> list[int]:
-    """Messages in Spark. RayDP's JVM ends now and then while it starts behind the loss of a host
-    (cause unknown, told as such): started once more then; what it said last is told.
-    """
-    try:
-        found: list[int] = job(hosts, "spark")["spark"]
-    except RuntimeError as error:
-        if "Spark did not start on this Ray cluster" not in str(error):
-            raise
-        try:
-            found = job(hosts, "spark")["spark"]
-        except RuntimeError as again:
-            logs = (hosts.directory / "head" / "tmp" / "ray").glob(
-                "session_2*/logs/java-core-driver-*.log"
-            )
-            for log in sorted(logs, key=lambda path: path.stat().st_mtime)[-2:]:
-                again.add_note(f"{log.name}: {log.read_text(errors='replace')[-2000:]}")
-            raise
-    return found
-
-
 def job(hosts: machines.Hosts, *arguments: str) -> dict[str, Any]:
     hosts.run(
         "head",
@@ -280,7 +259,7 @@ def test_a_master_whose_host_loses_its_power_is_replaced_and_follows_when_it_is_
         started["broker-a"]["0"],
     )
     whole = job(hosts, more(sent), f"consume:{len(sent)}")
-    counted = spark_rows(hosts)[1]
+    counted = job(hosts, "spark")["spark"][1]
     with judging():
         assert whole["numbers"] == sent and counted == len(sent)
 

