@@ -25,6 +25,7 @@ from rmq_ray.actors.control import replica_status
 from rmq_ray.actors.control.apply_changes import apply_changes as carry_out
 from rmq_ray.actors.control.apply_changes import create_controller, place_of_controller
 from rmq_ray.actors.control.cluster_state import ClusterState
+from rmq_ray.actors.control.node_drain import DRAIN_S, drain_node
 from rmq_ray.actors.control.plan import (
     ClusterPlan,
     StartOptions,
@@ -216,6 +217,21 @@ class Cluster(ClusterClients):
         """
         return list(gateway.call(self._controller(), "start_copies", timeout_s=timeout_s))
 
+    def drain_node(
+        self, node: str | None = None, *, within_s: float = DRAIN_S
+    ) -> list[dict[str, Any]]:
+        """Take everything of this cluster off a node of Ray that goes, within so many seconds;
+        ``node``: its id or address, None = the one that this process runs on.
+
+        Workers (``ConsumerApp.deploy``) finish and settle what they hold, half of the time at most,
+        and others are made elsewhere. Masters hand over to a slave, and every broker flushes,
+        closes its store and leaves; it starts again by itself where its disk is next, once the node
+        is gone. Nothing is refused. Returns a row for each part that was there (``part``,
+        ``state``, ``error``), none where nothing was; a second call completes the first one.
+        ``ConfigError`` where there is no such node.
+        """
+        return drain_node(self.name, node, within_s)
+
     def stop(self) -> None:
         """Stop all actors gracefully, stores cleanly closed. Data stay on disk; ``start`` with the
         same path finds them. A second call does nothing.
@@ -393,7 +409,7 @@ def start_from(
         handle = create_controller(
             names.controller(topology.cluster),
             (made,),
-            place_of_controller(made) or gateway.HEAD,
+            place_of_controller(made),
         )
         _caution(made)
     deadline = SYSTEM_CLOCK.monotonic_ms() + timeout_s * 1000
@@ -447,6 +463,12 @@ def _start_new(
     name: str, asked: StartOptions, host: str | None, ports: tuple[int, int], timeout_s: float
 ) -> None:
     """Make the controller of a cluster that does not run, and wait until the cluster serves."""
+    if gateway.by_ray_client() and not Path(asked.store_path).expanduser().is_absolute():
+        raise ConfigError(
+            f"store_path {str(asked.store_path)!r} is relative, and this process, joined by Ray "
+            f"Client, may be on another machine: give the path on the node that keeps the store",
+            str(asked.store_path),
+        )
     one_node = gateway.nodes_alive() == 1
     plan = make_plan(
         name,
@@ -546,6 +568,8 @@ def _state_of_absent(history: Mapping[str, int]) -> str | None:
     """Of a copy that the controller has stopped; None for any other."""
     if history.get("restarting"):
         return replica_status.RESTARTING
+    if history.get("left"):
+        return replica_status.AWAY
     return replica_status.STOPPED if history.get("stopped") else None
 
 

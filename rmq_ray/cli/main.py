@@ -44,6 +44,7 @@ COMMANDS = {
     "run": ("deploying", "Run a @rmq.consumer as a group of actors."),
     "workers": ("deploying", "Groups that run under a name: status, scale, stop."),
     "broker": ("brokers", "Brokers, their copies and their settings."),
+    "node": ("nodes", "Nodes of Ray that go: drain."),
     "limit": ("brokers", "Bytes and messages a second of topics, groups and accounts."),
     "acl": (
         "access",

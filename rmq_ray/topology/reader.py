@@ -18,7 +18,8 @@ which settings.
 
     [[brokers]]
     name = "broker-a"
-    resource = "store_a"                   # Ray resource that only the node with this disk offers
+    resource = "store_a"                   # Ray resource that only the node with this disk offers,
+                                           # or a label that only it has, "store=a"
     port = 20911
     store = { path = "/data/rmq" }
     replication = "sync"                   # acknowledged when the slaves in sync have it, too
@@ -435,7 +436,8 @@ class _TopologyReader:
         if resource is not None and (not isinstance(resource, str) or not resource):
             raise self._source.wrong(
                 (*key, "resource"),
-                f"resource must be the name of a Ray resource, not {resource!r}",
+                f"resource must be the name of a Ray resource, or label=value of a node, not "
+                f"{resource!r}",
                 resource,
             )
         return resource

@@ -77,10 +77,9 @@ def create_controller(name: str, arguments: tuple[Any, ...], resource: str | Non
     return gateway.create(ControllerShell, name, arguments, resource=resource)
 
 
-def place_of_controller(plan: ClusterPlan) -> str | None:
-    """With slaves or accounts it has a disk: on the head, where no resource says otherwise."""
-    has_disk = plan.ledger or plan.has_accounts
-    return plan.resources.get(CONTROLLER) or (gateway.HEAD if has_disk else None)
+def place_of_controller(plan: ClusterPlan) -> str:
+    """On the head, where no resource says otherwise: it may have a disk, and the head goes last."""
+    return plan.resources.get(CONTROLLER) or gateway.HEAD
 
 
 def _wanted_plan(topology: Topology, running: ClusterPlan) -> ClusterPlan:
@@ -115,7 +114,7 @@ def _take_over(plan: ClusterPlan, added: tuple[str, ...], timeout_s: float, away
     name = names.controller(plan.cluster)
     old = gateway.find(name)
     assert old is not None
-    plan_before, resource = gateway.call(old, "plan"), place_of_controller(plan) or gateway.HEAD
+    plan_before, resource = gateway.call(old, "plan"), place_of_controller(plan)
     if away:
         gateway.call(old, "remove_copy", away, timeout_s=timeout_s)
     try:

@@ -162,6 +162,11 @@ class ControllerShell:
         """Stop and start one copy for its settings; see ``ReplicaMaintenance.restart``."""
         return await self._maintenance.restart(broker_name, replica, force)
 
+    async def leave_node(self, node: str, within_ms: float) -> list[dict[str, Any]]:
+        """Stop the copies on a node that goes; see ``ReplicaMaintenance.leave_node``."""
+        until_ms = SYSTEM_CLOCK.monotonic_ms() + within_ms
+        return await self._maintenance.leave_node(node, until_ms)
+
     async def remove_copy(self, broker_name: str) -> None:
         """A broker without slaves, before a take-over; see ``ReplicaMaintenance.remove``."""
         await self._maintenance.remove(broker_name)
@@ -258,6 +263,7 @@ class ControllerShell:
         if self._accounts is not None:
             self._audit.begin()
             spawn(self._accounts.run(), "accounts")
+        spawn(self._bring_back(), "copies that left their nodes")
         if self._restarted:
             spawn(self._supervise(), "supervision")
         while self._state is ClusterState.STARTING:
@@ -283,6 +289,14 @@ class ControllerShell:
             await asyncio.gather(
                 *(self._look_after(member) for member in self._supervisor.supervised())
             )
+
+    async def _bring_back(self) -> None:
+        while self._state in (ClusterState.STARTING, ClusterState.SERVING):
+            await asyncio.sleep(PING_INTERVAL_S)
+            try:
+                await self._maintenance.bring_back()
+            except RmqError as error:
+                log.info("copies that left their nodes wait on: %s", error)
 
     async def _adopt_tables(self) -> None:
         while self._state in (ClusterState.STARTING, ClusterState.SERVING):

@@ -5,27 +5,29 @@ host that is switched off.
            ─> actor removed ─> its hold service removed
     start  hold service and broker are created again, on the same store, or not at all
     restart  both, at once: with the settings that this controller's plan has for it
+    leave_node  a stop of every copy on one node, which goes; each starts again where another node
+                offers its disk, once Ray has seen the old one go
 
 Decides in which order, and what must not be stopped without ``force``. Does not elect
 (``elections``) or make actors (``supervisor``). Which copies are stopped is not kept: a controller
 that starts again creates them.
 
-Invariants: one copy at a time; what is stopped is neither killed nor created by the supervisor; on
-return of ``stop`` its process is gone and its lock free; what is restarted counts as away, not as
-stopped: clients wait for it.
+Invariants: one copy of a broker at a time; what is stopped is neither killed nor created by the
+supervisor; on return of ``stop`` its process is gone and its lock free; what is restarted, or has
+left its node, counts as away, not as stopped: clients wait for it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
 from rmq_ray.actors import gateway, names
 from rmq_ray.actors.broker import ReplicaShell
-from rmq_ray.actors.control.elections import Elections
+from rmq_ray.actors.control.elections import Election, Elections
 from rmq_ray.actors.control.supervisor import ActorSpec, Supervisor
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import BrokerConfig, ReplicationMode
@@ -35,6 +37,7 @@ log = logging.getLogger("rmq_ray.controller")
 STOP_S = 60.0
 START_MS = 120_000
 POLL_S = 0.05
+NODE_S = 2.0
 
 
 class ReplicaMaintenance:
@@ -63,18 +66,10 @@ class ReplicaMaintenance:
         """
         async with self._working:
             name = names.broker(self._cluster, broker_name, replica)
-            stopped = self._supervisor.stopped(name)
-            broker = stopped or self._member(name)
-            if stopped is None and broker.shell is ReplicaShell:
-                await self._leave(broker.arguments[0], force)
-            for member in (broker, self._hold(broker)):
-                if member is not None:
-                    await self._end(member)
+            self._supervisor.left.pop(name, None)
+            found = await self._stop(name, force)
             log.warning("%s is stopped until it is started again", name)
-            return {
-                "was": "running" if stopped is None else "stopped",
-                "master": self._master(broker),
-            }
+            return found
 
     async def start(self, broker_name: str, replica: int) -> dict[str, Any]:
         """Returns ``was`` ("failed", too) and ``address`` once it serves; harmless for a copy that
@@ -121,13 +116,50 @@ class ReplicaMaintenance:
                 if member is not None:
                     await self._end(member)
 
-    async def start_all(self) -> list[str]:
-        """Every copy that is stopped, all at once; the names of their actors. One that does not
-        serve keeps no other one: its error comes at the end.
+    async def leave_node(self, node: str, until_ms: float) -> list[dict[str, Any]]:
+        """Stop every copy on this node of Ray (its id) before it goes: the brokers at once, of each
+        its master first, which hands over where another copy can. Nothing is refused, as the node
+        goes anyway. Until then (monotonic clock) at most.
+
+        A row for each: ``copy``, ``was`` and ``master`` as of ``stop``, ``error`` of one that
+        did not stop in good order (None). Who was stopped by an earlier call is among them.
         """
         async with self._working:
+            brokers: dict[str, list[ActorSpec]] = {}
+            for member in await self._on(node):
+                brokers.setdefault(member.arguments[0].broker_name, []).append(member)
+            found = await asyncio.gather(
+                *(self._leave_node(copies, node, until_ms) for copies in brokers.values())
+            )
+        return [row for rows in found for row in rows]
+
+    async def bring_back(self) -> None:
+        """Start those that have left their node, as soon as that is gone and another one offers
+        their disk; does not wait until they serve. ``ClusterError`` while Ray cannot.
+        """
+        if not self._supervisor.left:
+            return
+        nodes = await gateway.nodes_beside()
+        async with self._working:
+            for name, left in list(self._supervisor.left.items()):
+                if left not in {node.id for node in nodes} and self._has_place(name, nodes):
+                    log.warning("%s starts again on another node", name)
+                    await self._create(name)
+
+    async def start_all(self) -> list[str]:
+        """Every copy that is stopped, all at once, but those that have left their node and have no
+        other one yet; the names of their actors. One that does not serve keeps no other one: its
+        error comes at the end.
+        """
+        nodes = await gateway.nodes_beside() if self._supervisor.left else []
+        async with self._working:
             stopped = [
-                member.name for member in self._supervisor.all_stopped() if member.key is not None
+                member.name
+                for member in self._supervisor.all_stopped()
+                if member.key is not None
+                and (
+                    member.name not in self._supervisor.left or self._has_place(member.name, nodes)
+                )
             ]
             ended = await asyncio.gather(
                 *(self._start(name) for name in stopped), return_exceptions=True
@@ -149,6 +181,72 @@ class ReplicaMaintenance:
 
     # --- inside ---
 
+    async def _stop(self, name: str, force: bool) -> dict[str, Any]:
+        stopped = self._supervisor.stopped(name)
+        broker = stopped or self._member(name)
+        if stopped is None and broker.shell is ReplicaShell:
+            await self._leave(broker.arguments[0], force)
+        for member in (broker, self._hold(broker)):
+            if member is not None:
+                await self._end(member)
+        return {
+            "was": "running" if stopped is None else "stopped",
+            "master": self._master(broker),
+        }
+
+    async def _leave_node(
+        self, copies: list[ActorSpec], node: str, until_ms: float
+    ) -> list[dict[str, Any]]:
+        """Of one broker. A stop that did not come to its end is completed by the next call."""
+        master = self._master(copies[0])
+        found = []
+        for copy in sorted(copies, key=lambda copy: copy.arguments[0].broker_id != master):
+            row: dict[str, Any] = {"copy": copy.key, "was": None, "master": None, "error": None}
+            left_s = max(0.0, until_ms - SYSTEM_CLOCK.monotonic_ms()) / 1000
+            self._supervisor.left[copy.name] = node
+            try:
+                async with asyncio.timeout(left_s):
+                    row |= await self._stop(copy.name, True)
+            except TimeoutError:
+                row["error"] = "did not stop in time"
+            except RmqError as error:
+                row["error"] = str(error)
+            if self._supervisor.stopped(copy.name) is None:
+                self._supervisor.left.pop(copy.name, None)
+            log.warning("%s leaves its node: %s", copy.name, row["error"] or "stopped")
+            found.append(row)
+        return found
+
+    async def _on(self, node: str) -> list[ActorSpec]:
+        """Copies that run on this node, and those that have left it."""
+
+        async def is_there(member: ActorSpec) -> bool:
+            try:
+                handle = self._supervisor.handle(member.name)
+                return bool(await gateway.call_async(handle, "node", timeout_s=NODE_S) == node)
+            except ClusterError as error:
+                log.warning("where %s runs is not known: %s", member.name, error)
+                return False
+
+        running = [member for member in self._supervisor.supervised() if member.key is not None]
+        there = await asyncio.gather(*(is_there(member) for member in running))
+        left = self._supervisor.left
+        return [
+            *(member for member, found in zip(running, there, strict=True) if found),
+            *(
+                member
+                for member in self._supervisor.all_stopped()
+                if member.key is not None and left.get(member.name) == node
+            ),
+        ]
+
+    def _has_place(self, name: str, nodes: Collection[gateway.Node]) -> bool:
+        """Whether a node offers the disk of this copy, which is stopped."""
+        member = self._supervisor.stopped(name)
+        return member is not None and any(
+            member.resource is None or member.resource in node.resources for node in nodes
+        )
+
     async def _failed(self, name: str) -> bool:
         """Whether it will never serve as it runs now: it looks at its disk once, when it begins."""
         self._member(name)
@@ -161,6 +259,11 @@ class ReplicaMaintenance:
         return False
 
     async def _start(self, name: str) -> str:
+        await self._create(name)
+        return await self._serving(name)
+
+    async def _create(self, name: str) -> None:
+        """Of a copy that is stopped; nothing of one that runs."""
         stopped = self._supervisor.stopped(name)
         if stopped is None:
             self._member(name)
@@ -168,43 +271,54 @@ class ReplicaMaintenance:
             for member in (self._hold(stopped), stopped):
                 if member is not None:
                     await self._supervisor.create(self._with_identity(member))
-        return await self._serving(name)
 
     async def _leave(self, config: BrokerConfig, force: bool) -> None:
-        """Hand over, if it is master; see what the others are without it."""
+        """Hand over, if it is master; see what the others are without it. With ``force`` nothing
+        keeps it, and yet it hands over where another one can.
+        """
+        election = self._elections.of(config.broker_name)
         try:
-            election = self._elections.of(config.broker_name)
-            if election.serving_master is None:
-                said = (
-                    f"nobody takes sends of {config.broker_name} now, and replica "
-                    f"{config.broker_id} may be the one to be elected"
-                )
-                raise PromotionRefused(
-                    f"{said}: wait until `rmq-ray broker list` shows a master", config.broker_name
-                )
-            others = self._awake(config.broker_name, election.in_sync_without(config.broker_id))
-            if (
-                others is not None
-                and config.replication is ReplicationMode.SYNC_MASTER
-                and len(others) < config.copies_min
-            ):
-                said = (
-                    f"without replica {config.broker_id}, {len(others)} copies of "
-                    f"{config.broker_name} are in sync, {config.copies_min} are needed"
-                )
-                raise PromotionRefused(
-                    f"{said}: its sends would not be acknowledged; start the others first",
-                    config.broker_name,
-                )
-            if election.serving_master == config.broker_id:
-                await election.promote(None, False)
+            self._check_others(config, election)
         except PromotionRefused as error:
-            if not force:
-                raise PromotionRefused(
-                    f"{error.args[0]}; or stop it with force", config.broker_name
-                ) from None
-            log.warning(
-                "%s/%d is stopped all the same: %s", config.broker_name, config.broker_id, error
+            self._refuse(config, error, force)
+        if election.serving_master == config.broker_id:
+            try:
+                await election.promote(None, False)
+            except ClusterError as error:
+                self._refuse(config, error, force)
+
+    def _refuse(self, config: BrokerConfig, error: ClusterError, force: bool) -> None:
+        if not force:
+            raise PromotionRefused(
+                f"{error.args[0]}; or stop it with force", config.broker_name
+            ) from None
+        log.warning(
+            "%s/%d is stopped all the same: %s", config.broker_name, config.broker_id, error
+        )
+
+    def _check_others(self, config: BrokerConfig, election: Election) -> None:
+        """``PromotionRefused`` where its broker cannot do without it."""
+        if election.serving_master is None:
+            said = (
+                f"nobody takes sends of {config.broker_name} now, and replica "
+                f"{config.broker_id} may be the one to be elected"
+            )
+            raise PromotionRefused(
+                f"{said}: wait until `rmq-ray broker list` shows a master", config.broker_name
+            )
+        others = self._awake(config.broker_name, election.in_sync_without(config.broker_id))
+        if (
+            others is not None
+            and config.replication is ReplicationMode.SYNC_MASTER
+            and len(others) < config.copies_min
+        ):
+            said = (
+                f"without replica {config.broker_id}, {len(others)} copies of "
+                f"{config.broker_name} are in sync, {config.copies_min} are needed"
+            )
+            raise PromotionRefused(
+                f"{said}: its sends would not be acknowledged; start the others first",
+                config.broker_name,
             )
 
     def _awake(self, broker_name: str, replicas: tuple[int, ...] | None) -> tuple[int, ...] | None:

@@ -35,6 +35,8 @@ SOCKET_PATH_BYTES_MAX = 107  # what the kernel takes, less the ending zero
 REPLICAS_MAX = 9
 ACCOUNTS = "accounts"
 """The controller's directory of them below ``store_path``, or behind the ledger's name."""
+RAYS_OWN = "runtime_resources"
+"""Of a Ray session: where it keeps the working directories and modules of jobs."""
 CONTROLLER = "controller"
 """The controller's key among the resources, and its directory below ``store_path``."""
 
@@ -297,7 +299,15 @@ def _check_path(store_path: object) -> None:
 
 
 def _check_root(root: Path) -> None:
-    """A new store inside of a broker's own would be empty, and in its way."""
+    """A new store inside of a broker's own would be empty, and in its way; Ray deletes a job's
+    directory once nobody uses it.
+    """
+    if RAYS_OWN in root.parts:
+        raise ConfigError(
+            f"{root} is below a directory that Ray copied for a job and deletes after it: give an "
+            f"absolute store_path",
+            str(root),
+        )
     if (root / "commitlog").is_dir() or (root / "rmq_ray" / "identity").is_file():
         what = (
             f"{root} is a broker's own store; store_path is the directory that holds the "

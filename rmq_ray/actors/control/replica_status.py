@@ -17,7 +17,7 @@ from rmq_ray.protocol.election.copies import needs_all, not_delivered
 
 MASTER, SLAVE, WAITING = "master", "slave", "waiting"
 SERVING, STOPPED, BROKEN = "serving", "stopped", "broken"
-RESTARTING = "restarting"
+RESTARTING, AWAY = "restarting", "away"
 
 
 def rows(
@@ -97,6 +97,8 @@ def said(actor: str, status: Mapping[str, Any]) -> str:
         return f"{state}{since}, for its settings"
     if state == STOPPED:
         return f"{state}{since}: {start} starts it"
+    if state == AWAY:
+        return f"{state}{since}: it left its node, and starts where its disk is next; or by {start}"
     error = status.get("error")
     if state == BROKEN:
         return f"{state} ({error}): when that is mended, {start}"

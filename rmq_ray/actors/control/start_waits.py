@@ -47,14 +47,16 @@ def await_brokers(
     topology: Topology, handle: Any, found: Survey, known: Mapping[str, str], deadline: float
 ) -> None:
     """Until every broker of the file takes sends and its other copies are there, those excepted
-    whose nodes are not, or that were stopped on purpose.
+    whose nodes are not, that were stopped on purpose, or that have left their nodes.
 
     ``known``: stores that must be there; a slave that finds its directory empty and is not named in
     it gets a new one.
     """
     absent = {step.actor for step in found.steps if step.awaited}
     stopped = {
-        actor for actor, history in gateway.call(handle, "members").items() if history["stopped"]
+        actor
+        for actor, history in gateway.call(handle, "members").items()
+        if history["stopped"] or history["left"]
     }
     for spec in topology.brokers:
         in_service = [

@@ -65,13 +65,13 @@ class ActorSpec:
 
 
 def name_servers_of(plan: ClusterPlan) -> list[ActorSpec]:
-    """What everything else needs."""
+    """What everything else needs; on the head, which goes last, unless a resource is named."""
     return [
         ActorSpec(
             names.name_server(plan.cluster, i),
             NameServerShell,
             (config, plan.secret),
-            plan.resources.get(f"name-server-{i}"),
+            plan.resources.get(f"name-server-{i}", gateway.HEAD),
         )
         for i, config in enumerate(plan.name_servers)
     ]
@@ -182,6 +182,10 @@ class Supervisor:
         """Of those that are stopped: who is started again without being asked for. Clients wait for
         them as they do over a crash.
         """
+        self.left: dict[str, str] = {}
+        """Of those that are stopped: whose node goes, and which node that is (its id). They start
+        again where their disk comes back, and clients wait for them as well.
+        """
         self._making: Counter[str] = Counter()
         self._closed = asyncio.Event()
 
@@ -207,6 +211,7 @@ class Supervisor:
             self._making[member.name] -= 1
         self._stopped.pop(member.name, None)
         self.restarting.discard(member.name)
+        self.left.pop(member.name, None)
         self._members[member.name], self._handles[member.name] = member.again, made
         history = self._watches.setdefault(member.name, PingHistory())
         if member.may_make_store:
@@ -301,15 +306,18 @@ class Supervisor:
         return list((self._attached | self._members).values())
 
     def histories(self) -> dict[str, dict[str, int]]:
-        """Actor name -> kills, creations, whether it is stopped (1) or restarted for its settings
-        (1), and since when.
+        """Actor name -> kills, creations, whether it is stopped (1), restarted for its settings
+        (1) or has left its node (1), and since when.
         """
         return {
             name: {
                 "kills": watch.kills,
                 "creations": watch.creations,
-                "stopped": int(name in self._stopped and name not in self.restarting),
+                "stopped": int(
+                    name in self._stopped and name not in self.restarting and name not in self.left
+                ),
                 "restarting": int(name in self.restarting),
+                "left": int(name in self._stopped and name in self.left),
                 "since_ms": self._stopped_ms[name] if name in self._stopped else 0,
             }
             for name, watch in self._watches.items()

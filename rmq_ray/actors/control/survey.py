@@ -373,7 +373,8 @@ def _node_of(
     if not having:
         message = (
             f"no node of this Ray cluster offers the resource {spec.resource!r}: "
-            f"{_offered(nodes)}; start Ray there with --resources"
+            f"{_offered(nodes)}; start Ray there with --resources "
+            f"or --labels"
         )
         raise topology.source.wrong((*spec.key, "resource"), message, spec.resource)
     if len(having) > 1:

@@ -233,11 +233,14 @@ def workers(name: str, cluster: str | None = None) -> Workers:
 
 
 def _started(spec: FleetSpec, name: str | None, timeout_s: float) -> Workers:
+    options: dict[str, Any] = {"num_cpus": 0, "resources": {gateway.HEAD: 0.001}}
+    if name is None:
+        options |= {"name": names.fleet_of_program(spec.cluster), "namespace": names.NAMESPACE}
     fleet = gateway.create_worker(
         FleetShell,
         (gateway.pack(spec),),
         {},
-        {"num_cpus": 0},
+        options,
         name=None if name is None else names.fleet(spec.cluster, name),
     )
     try:

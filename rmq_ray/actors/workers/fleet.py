@@ -11,14 +11,15 @@ Called by ``actors.workers.deployment``.
 
 Invariants: fewer workers are made by stopping the youngest gracefully (what it had begun is
 finished and committed); the fleet's actor owns its workers: when it goes they go, and their
-messages come to other members of the group.
+messages come to other members of the group. So it lives on the head, which goes last.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,8 +39,11 @@ from rmq_ray.protocol.autoscale import Autoscale, Scaler, check_actors
 log = logging.getLogger("rmq_ray.fleet")
 WATCH_S = 2.0
 PING_TIMEOUT_S = 5.0
+NODE_TIMEOUT_S = 2.0
 STOP_MARGIN_S = 10.0
 RESTART_TIMEOUT_S = 60.0
+GOING_MAX = 16
+"""Nodes that go, the newest: no worker is made on them again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,7 @@ class FleetShell:
         self._admin: Admin | None = None
         self._changing = asyncio.Lock()
         self._stopped = False
+        self._going: deque[str] = deque(maxlen=GOING_MAX)
         self._lag = 0
         self._measured_ms: float | None = None
         if is_restart():
@@ -161,6 +166,27 @@ class FleetShell:
             self._admin = None
         return drained
 
+    async def leave_node(self, node: str, timeout_s: float) -> dict[str, Any]:
+        """Make others, elsewhere, instead of the workers on this node of Ray (its id), which goes,
+        and end those, what they have begun finished and committed. The new ones wait where there is
+        no room yet. ``group``, ``moved`` (how many) and ``ended``: False when some did not end in
+        time.
+        """
+        if node not in self._going:
+            self._going.append(node)
+        asked = list(self._workers)
+        nodes = await asyncio.gather(*(self._node(worker) for worker in asked))
+        # not behind ``_changing``: who grows holds it for as long as there is no room
+        there = [
+            worker
+            for worker, its in zip(asked, nodes, strict=True)
+            if its == node and worker in self._workers
+        ]
+        for worker in there:
+            self._workers[self._workers.index(worker)] = self._create()
+        ended = await self._end(there, True, timeout_s)
+        return {"group": self._spec.group, "moved": len(there), "ended": ended}
+
     # --- workers ----------------------------------------------------------------------------------
 
     def _create(self) -> Any:
@@ -169,8 +195,16 @@ class FleetShell:
             ConsumerShell,
             (spec.group, spec.listener, spec.subscriptions),
             {"cluster": spec.cluster, **spec.settings},
-            spec.options,
+            spec.options | gateway.elsewhere(self._going),
         )
+
+    async def _node(self, worker: Any) -> str | None:
+        """Where it runs; None where it does not say."""
+        try:
+            return str(await gateway.call_async(worker, "node", timeout_s=NODE_TIMEOUT_S))
+        except RmqError as error:
+            log.warning("a worker of group %s does not say its node: %s", self._spec.group, error)
+            return None
 
     async def _look_for_room(self, actors: int) -> None:
         nodes, free = await gateway.resources_beside()
@@ -201,6 +235,9 @@ class FleetShell:
 
     async def _shrink(self, actors: int, drain: bool, timeout_s: float) -> bool:
         leaving, self._workers = self._workers[actors:], self._workers[:actors]
+        return await self._end(leaving, drain, timeout_s)
+
+    async def _end(self, leaving: Sequence[Any], drain: bool, timeout_s: float) -> bool:
         ended = [True] * len(leaving)
         if drain:
             ended = list(

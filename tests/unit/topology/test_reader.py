@@ -161,7 +161,7 @@ def test_the_shortest_file_is_one_broker_and_a_relative_store_lies_beside_the_fi
             'resource = "store_a"\n\n',
             "resource = 1\n\n",
             11,
-            "resource must be the name of a Ray resource, not 1",
+            "resource must be the name of a Ray resource, or label=value of a node, not 1",
         ),
         ('name = "broker-a"', 'nam = "broker-a"', 15, "unknown key 'nam'"),
         ('name = "broker-a"', 'name = "a/b"', 15, "name must be 1 to 64"),

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pytest
@@ -19,6 +19,7 @@ from rmq_ray.actors.control.maintenance import ReplicaMaintenance
 from rmq_ray.actors.control.plan import ClusterPlan, StartOptions, make_plan
 from rmq_ray.actors.control.supervisor import ActorSpec, Supervisor, others_of
 from rmq_ray.actors.gateway import Ping
+from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.errors import ClusterError, PromotionRefused, RmqError, StoreMissing
 from tests.support.waiting import loop_turns
 
@@ -29,7 +30,8 @@ BROKER = "broker-a"
 class Actors:
     """What runs in Ray. ``refused``: cannot be created now; ``kept``: does not go when it is
     killed; ``slow``: set while a creation waits for it; ``unmounted``: its disk is away now;
-    ``failed``: it was when the actor began.
+    ``failed``: it was when the actor began; ``nodes``: where each runs; ``living``: Ray's nodes;
+    ``hangs``: does not come to the end of its stop.
     """
 
     alive: set[str] = field(default_factory=set)
@@ -39,6 +41,12 @@ class Actors:
     told: list[tuple[str, str]] = field(default_factory=list)
     unmounted: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
+    nodes: dict[str, str] = field(default_factory=dict)
+    living: list[gateway.Node] = field(default_factory=list)
+    hangs: set[str] = field(default_factory=set)
+
+    async def nodes_beside(self) -> list[gateway.Node]:
+        return self.living
 
     async def create_in_thread(
         self, shell: type, name: str, arguments: tuple[Any, ...], *, resource: str | None = None
@@ -61,6 +69,10 @@ class Actors:
         if handle not in self.alive:
             raise ClusterError(f"actor {handle} died", handle)
         self.told.append((handle, method))
+        if method == "node":
+            return self.nodes.get(handle)
+        if method == "stop" and handle in self.hangs:
+            await asyncio.Event().wait()
         if method == "serving" and handle in self.failed:
             raise StoreMissing(f"no store of {handle}: mount its disk", handle)
         return {"serving": f"address of {handle}", "status": {"identity": "i"}}.get(method)
@@ -77,7 +89,8 @@ class Actors:
 @pytest.fixture
 def actors(monkeypatch: pytest.MonkeyPatch) -> Actors:
     found = Actors()
-    for name in ("create_in_thread", "find_again", "call_async", "ping_handle", "kill"):
+    ours = ("create_in_thread", "find_again", "call_async", "ping_handle", "kill", "nodes_beside")
+    for name in ours:
         monkeypatch.setattr(gateway, name, getattr(found, name))
     monkeypatch.setattr(gateway, "kill_worker", found.kill)
     monkeypatch.setattr("rmq_ray.actors.control.supervisor.GONE_MS", 60)
@@ -91,6 +104,7 @@ class Election:
 
     serving_master: int | None
     sync_state_set: tuple[int, ...] = (0, 1, 2)
+    promotions: int = 0
 
     def in_sync_without(self, replica: int) -> tuple[int, ...] | None:
         if self.serving_master is None or replica not in self.sync_state_set:
@@ -98,6 +112,7 @@ class Election:
         return tuple(number for number in self.sync_state_set if number != replica)
 
     async def promote(self, _replica: int | None, _force: bool) -> None:
+        self.promotions += 1
         self.serving_master = next(
             number for number in self.sync_state_set if number != self.serving_master
         )
@@ -330,6 +345,111 @@ def test_a_copy_that_does_not_come_back_from_its_restart_is_stopped(actors: Acto
         assert supervisor.histories()[copy(1)]["stopped"]
         actors.refused.clear()
         assert (await service.start(BROKER, 1))["was"] == "stopped" and copy(1) in actors.alive
+
+    run(work())
+
+
+def soon(ms: float = 5_000) -> float:
+    return SYSTEM_CLOCK.monotonic_ms() + ms
+
+
+def on(node: str, *resources: str) -> gateway.Node:
+    return gateway.Node("10.0.0.1", frozenset(resources), id=node)
+
+
+def row(replica: int, master: int | None, was: str = "running") -> dict[str, Any]:
+    key = names.replica_key(BROKER, replica)
+    return {"copy": key, "was": was, "master": master, "error": None}
+
+
+def test_the_copies_of_a_node_leave_it_a_master_hands_over_and_a_second_call_finds_them_stopped(
+    actors: Actors,
+) -> None:
+    async def work() -> None:
+        election = Election(0)
+        supervisor, service = await built(election)
+        actors.nodes = {copy(0): "old", copy(1): "other", copy(2): "other"}
+        assert await service.leave_node("old", soon()) == [row(0, 1)]
+        assert copy(0) not in actors.alive and election.promotions == 1
+        assert {copy(1), copy(2)} <= actors.alive
+        history = supervisor.histories()[copy(0)]
+        assert (history["stopped"], history["left"]) == (0, 1), "clients wait for it"
+        assert await service.leave_node("old", soon()) == [row(0, 1, "stopped")]
+        assert await service.leave_node("nobody's", soon()) == []
+
+    run(work())
+
+
+def test_of_a_node_that_goes_nothing_is_refused_and_yet_its_master_hands_over(
+    actors: Actors,
+) -> None:
+    async def work() -> None:
+        election = Election(0, (0, 1))
+        _, service = await built(election, trio(replicas=1))
+        with pytest.raises(PromotionRefused, match="1 copies of broker-a are in sync, 2 are"):
+            await service.stop(BROKER, 0, False)
+        actors.nodes = {copy(0): "old"}
+        assert await service.leave_node("old", soon()) == [row(0, 1)]
+
+    run(work())
+
+
+def test_a_copy_that_left_starts_where_its_disk_is_next_once_its_node_is_gone(
+    actors: Actors,
+) -> None:
+    async def work() -> None:
+        plan = replace(trio(), resources={"broker-a": "disk"})
+        supervisor, service = await built(Election(0), plan)
+        actors.nodes, actors.living = {copy(0): "old"}, [on("old", "disk")]
+        await service.leave_node("old", soon())
+        await service.bring_back()
+        assert copy(0) not in actors.alive, "Ray would start it on the old one again"
+        actors.living = [on("head", "other")]
+        await service.bring_back()
+        assert copy(0) not in actors.alive and await service.start_all() == []
+        actors.living = [on("head", "other"), on("new", "disk")]
+        await service.bring_back()
+        assert copy(0) in actors.alive and names.hold_service("c", BROKER) in actors.alive
+        assert not supervisor.left and not supervisor.histories()[copy(0)]["left"]
+
+    run(work())
+
+
+def test_a_copy_that_left_is_started_by_hand_and_one_stopped_by_hand_stays_so(
+    actors: Actors,
+) -> None:
+    async def work() -> None:
+        supervisor, service = await built(Election(1))
+        actors.nodes = {copy(0): "old", copy(2): "old"}
+        await service.leave_node("old", soon())
+        assert (await service.start(BROKER, 0))["was"] == "stopped"
+        await service.stop(BROKER, 2, False)
+        actors.living = [on("new")]
+        await service.bring_back()
+        assert copy(0) in actors.alive and copy(2) not in actors.alive
+        assert supervisor.histories()[copy(2)]["stopped"]
+
+    run(work())
+
+
+def test_a_copy_whose_stop_hangs_keeps_no_other_and_the_next_call_ends_it(actors: Actors) -> None:
+    async def work() -> None:
+        plan = make_plan(
+            "c",
+            StartOptions(2, 1, "/x", "async", "closed"),
+            host="127.0.0.1",
+            ports=(0, 0),
+            secret=b"s" * 32,
+        )
+        _, service = await built(Election(None), plan)
+        first, second = (names.broker("c", name, 0) for name in ("broker-a", "broker-b"))
+        actors.nodes, actors.hangs = {first: "old", second: "old"}, {first}
+        hung, done = await service.leave_node("old", soon(50))
+        assert hung["error"] == "did not stop in time" and done["error"] is None
+        assert first in actors.alive and second not in actors.alive
+        actors.hangs.clear()
+        found = await service.leave_node("old", soon())
+        assert [one["error"] for one in found] == [None, None] and first not in actors.alive
 
     run(work())
 

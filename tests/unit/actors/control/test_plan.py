@@ -66,6 +66,12 @@ def test_a_brokers_own_store_is_no_place_for_the_stores_of_a_cluster(
     assert plan(store_path=tmp_path).brokers[0].store.path == f"{tmp_path}/broker-a"
 
 
+def test_a_store_in_a_directory_that_ray_deletes_after_a_job_is_refused() -> None:
+    copied = "/tmp/ray/session_1/runtime_resources/working_dir_files/_ray_pkg_1"
+    with pytest.raises(ConfigError, match="deletes after it: give an absolute store_path"):
+        plan(store_path=f"{copied}/rmq-data")
+
+
 def test_relative_and_home_paths_become_absolute(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

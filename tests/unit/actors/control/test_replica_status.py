@@ -181,3 +181,8 @@ def test_a_broker_that_needs_all_of_its_copies_is_told_of_before_it_starts(
     assert len(found) == bool(said)
     assert not said or re.match(f"broker-a has replication='sync', {said}", found[0])
     assert not said or "SendUnconfirmed and nothing is delivered" in found[0]
+
+
+def test_a_copy_that_left_its_node_says_that_it_comes_back_and_what_brings_it_at_once() -> None:
+    told = replica_status.said("broker-a/1", {"state": "away"})
+    assert told.startswith("away: it left its node") and "broker start broker-a --replica 1" in told

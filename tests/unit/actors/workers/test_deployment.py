@@ -11,7 +11,7 @@ import pytest
 
 import rmq_ray as rmq
 from rmq_ray.actors import gateway
-from rmq_ray.actors.workers import fleet
+from rmq_ray.actors.workers import deployment, fleet
 from rmq_ray.actors.workers.deployment import AsyncOneByOne, OneByOne, consumer
 from rmq_ray.config import ConsumerConfig
 
@@ -205,3 +205,73 @@ def test_a_lag_is_a_number_that_says_how_old_it_is() -> None:
     nothing, unknown = fleet.GroupLag.of([row(0, 9)]), fleet.GroupLag.of([row(3, None), row(2, 1)])
     assert not nothing and nothing.age_ms == 0
     assert unknown == 5 and unknown.age_ms is None
+
+
+def test_the_workers_of_a_node_that_goes_end_in_good_order_and_others_are_made_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[dict[str, object]] = []
+    told: list[tuple[str, str]] = []
+    killed: list[str] = []
+
+    def create(*arguments: object) -> str:
+        made.append(dict(arguments[3]))  # type: ignore[call-overload]
+        return f"worker {len(made)}"
+
+    async def answer(worker: str, method: str, *_arguments: object, timeout_s: float) -> object:
+        told.append((worker, method))
+        if method == "node":
+            if worker == "worker 3":
+                raise rmq.ClusterError("it starts again", worker)
+            return "old" if worker in ("worker 1", "worker 2") else "other"
+        return worker != "worker 2"
+
+    monkeypatch.setattr(gateway, "create_worker", create)
+    monkeypatch.setattr(gateway, "call_async", answer)
+    monkeypatch.setattr(gateway, "kill_worker", killed.append)
+    monkeypatch.setattr(fleet, "is_restart", lambda: False)
+    monkeypatch.setattr(fleet, "spawn", lambda work, _what: work.close())
+    shell = fleet.FleetShell(
+        gateway.pack(fleet.FleetSpec("c", "billing", None, {}, {}, 4, {"num_cpus": 1}))
+    )
+
+    async def work() -> None:
+        await shell.start(1.0)
+        assert made == [{"num_cpus": 1}] * 4
+        left = await shell.leave_node("old", 5.0)
+        assert left == {"group": "billing", "moved": 2, "ended": False}
+        assert await shell.leave_node("gone", 5.0) == {
+            "group": "billing",
+            "moved": 0,
+            "ended": True,
+        }
+        assert len(shell._workers) == 4
+
+    asyncio.run(work())
+    assert killed == ["worker 1", "worker 2"]
+    assert {("worker 1", "stop"), ("worker 2", "stop")} == {
+        (worker, method) for worker, method in told if method == "stop"
+    }
+    assert made[4:] == [{"num_cpus": 1, "label_selector": {"ray.io/node-id": "!in(old)"}}] * 2
+
+
+def test_what_looks_after_a_group_lives_on_the_head_and_is_found_by_who_drains_a_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[tuple[dict[str, object], object]] = []
+
+    def create(*arguments: object, name: object) -> str:
+        made.append((dict(arguments[3]), name))  # type: ignore[call-overload]
+        return "fleet"
+
+    monkeypatch.setattr(gateway, "create_worker", create)
+    monkeypatch.setattr(gateway, "call", lambda *_arguments, **_options: None)
+    spec = fleet.FleetSpec("c", "billing", None, {}, {})
+    for name in ("nightly", None):
+        deployment._started(spec, name, 1.0)
+    (named, full), (nameless, none) = made
+    assert named == {"num_cpus": 0, "resources": {gateway.HEAD: 0.001}}
+    assert full == "c/workers/nightly" and none is None
+    assert nameless["resources"] == named["resources"]
+    assert str(nameless["name"]).startswith("c/workers/~")
+    assert nameless["namespace"] == "rmq_ray"

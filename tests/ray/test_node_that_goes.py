@@ -1,0 +1,116 @@
+"""A node of Ray goes while others send and workers bill: it is drained, it ends, and another one
+has its disk next.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.cluster_utils import Cluster
+
+import rmq_ray as rmq
+from tests.support.brokers.failing_over import Numbered
+from tests.support.outcomes import judging
+from tests.support.pages import ROOT
+from tests.support.waiting import eventually
+
+DISKS = {"broker-a": "disk_a", "broker-a/1": "disk=b"}
+REPEATS_MAX = 200
+"""What the workers had in their hands while queues changed their broker."""
+
+
+def main(directory: Path) -> dict[str, Any]:
+    """In a process of its own, with a Ray of its own: a master on the node that goes, its slave on
+    the head, and a worker on either.
+    """
+    head = {"num_cpus": 1, "include_dashboard": False, "labels": {"disk": "b"}}
+    nodes = Cluster(initialize_head=True, head_node_args=head)
+    going = nodes.add_node(num_cpus=1, resources={"disk_a": 1})
+    ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
+    mq = rmq.start(
+        replicas=1,
+        resources=DISKS,
+        store_path=str(directory / "stores"),
+        store_settings={"segment_bytes": 4 << 20},
+    )
+    topic, billed = "orders", directory / "billed"
+    mq.admin.create_topic(topic, queues=2)
+
+    def bill(messages: list[rmq.MessageExt]) -> None:
+        with billed.open("ab") as file:
+            file.write(b"".join(bytes(message.body) + b"\n" for message in messages))
+
+    app = rmq.consumer(topic, group="billing", batch_size=32, start_from="first")(bill)
+    workers = app.deploy(2, num_cpus=1)
+    found: dict[str, Any] = {"held": [ray.cluster_resources(), ray.available_resources()]}
+    with Numbered(mq, topic) as sender:
+        done = command(nodes.address, "node", "drain", going.node_id)
+        found |= {"code": done.returncode, "drained": done.stdout, "said": done.stderr}
+        sender.goes_on()
+        found["again"] = mq.drain_node(going.node_id)
+        found["away"] = [row["state"] for row in mq.replicas()]
+        nodes.remove_node(going)
+        nodes.add_node(num_cpus=1, resources={"disk_a": 1})
+        eventually(lambda: all(row["in_sync"] for row in mq.replicas()), 60)
+        sender.goes_on()
+        eventually(lambda: all("error" not in its for its in workers.status()["workers"]), 60)
+        found["outage_s"] = sender.outage_s()
+    acknowledged = {b"%d" % number for number in sender.acknowledged}
+    eventually(lambda: acknowledged <= set(billed.read_bytes().split()), 60)
+    repeats = Counter(billed.read_bytes().split())
+    stored = set(mq.admin.to_arrow(topic)["body"].to_pylist())
+    found |= {
+        "lost": len(acknowledged - stored),
+        "failed": [str(error) for error in sender.failed],
+        "repeats": repeats.total() - len(repeats),
+    }
+    workers.stop()
+    mq.stop()
+    return found
+
+
+def command(address: str, *words: str) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, "-m", "rmq_ray", "--address", address, "--format", "json"]
+    return subprocess.run(
+        [*program, *words], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_a_node_is_drained_under_load_and_another_one_takes_its_place(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, __file__, str(tmp_path)],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = json.loads(ended.stdout.splitlines()[-1])
+    print("sends stood still", round(found["outage_s"], 2), "s; came again:", found["repeats"])
+    everything, free = found["held"]
+    assert free["disk_a"] < everything["disk_a"], "brokers hold some of their node"
+    assert free["memory"] < everything["memory"], "by a label, too"
+    assert found["code"] == 0, found["said"]
+    states = {row["part"]: row["state"] for row in json.loads(found["drained"])}
+    assert states == {
+        "workers of billing": "1 moved",
+        "broker-a": "stopped, replica 1 is master",
+    }
+    assert {row["state"].partition(",")[0] for row in found["again"]} == {"was stopped"}
+    assert found["away"] == ["away", "serving"]
+    with judging():
+        assert found["lost"] == 0
+    assert not found["failed"] and found["repeats"] <= REPEATS_MAX
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(Path(sys.argv[1]))))

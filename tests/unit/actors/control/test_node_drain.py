@@ -1,0 +1,117 @@
+"""What is said to a group and to the controller before a node goes, how much time each has, and
+what becomes of it in words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from rmq_ray.actors import gateway
+from rmq_ray.actors.control.node_drain import drain_node
+from rmq_ray.cli.base.context import Options
+from rmq_ray.cli.main import main
+from rmq_ray.cluster import Cluster
+from rmq_ray.errors import ClusterError, ConfigError
+
+FLEET = "c/workers/billing"
+
+
+class Ray:
+    """``fleet``: what a group answers; ``copies``: what the controller does; ``told``: what they
+    were called with.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.fleet: Any = {"group": "billing", "moved": 0, "ended": True}
+        self.copies: list[dict[str, Any]] = []
+        self.told: list[tuple[Any, ...]] = []
+        monkeypatch.setattr(gateway, "controller", lambda _cluster: "controller")
+        monkeypatch.setattr(gateway, "fleets", lambda _cluster: [FLEET, "c/workers/gone"])
+        monkeypatch.setattr(gateway, "find", {FLEET: "fleet"}.get)
+        monkeypatch.setattr(gateway, "my_node", lambda: "here")
+        monkeypatch.setattr(gateway, "call_each", self.call_each)
+        monkeypatch.setattr(gateway, "call", self.call)
+        addresses = {"here": "10.0.0.1", "there": "10.0.0.2", "beside": "10.0.0.1"}
+        nodes = [gateway.Node(at, frozenset(), id=node) for node, at in addresses.items()]
+        monkeypatch.setattr(gateway, "nodes", lambda: nodes)
+
+    def call_each(
+        self, found: Mapping[str, Any], method: str, node: str, share: float, timeout_s: float
+    ) -> dict[str, Any]:
+        self.told.append((method, node, share, timeout_s))
+        return dict.fromkeys(found, self.fleet)
+
+    def call(
+        self, handle: str, method: str, node: str, within_ms: float, timeout_s: float
+    ) -> list[dict[str, Any]]:
+        self.told.append((method, node, within_ms / 1000, timeout_s))
+        return self.copies
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
+    return Ray(monkeypatch)
+
+
+def copy(was: str, master: int | None, error: str | None = None) -> dict[str, Any]:
+    return {"copy": "broker-a", "was": was, "master": master, "error": error}
+
+
+def test_workers_have_half_of_the_time_and_brokers_what_is_left(ray: Ray) -> None:
+    assert drain_node("c", None, 20.0) == []
+    (_, node, share, wait), (method, there, within, waits) = ray.told
+    assert (node, there, method) == ("here", "here", "leave_node")
+    assert share == 9.0 and wait == 10.0
+    assert 18.0 < within <= 19.0 and within < waits <= 20.0
+
+
+@pytest.mark.parametrize(("was", "master", "state"), [
+    ("running", None, "stopped"),
+    ("running", 1, "stopped, replica 1 is master"),
+    ("stopped", 2, "was stopped, replica 2 is master"),
+])  # fmt: skip
+def test_what_became_of_a_copy_is_told(ray: Ray, was: str, master: int | None, state: str) -> None:
+    ray.copies = [copy(was, master)]
+    assert drain_node("c", "there", 5.0) == [{"part": "broker-a", "state": state, "error": None}]
+    assert {told[1] for told in ray.told} == {"there"}
+
+
+def test_what_did_not_end_in_time_is_told_and_keeps_nothing_else(ray: Ray) -> None:
+    ray.copies = [copy("running", None, "did not stop in time")]
+    ray.fleet = {"group": "billing", "moved": 2, "ended": False}
+    workers, broker = drain_node("c", "10.0.0.2", 5.0)
+    assert workers["part"] == "workers of billing" and workers["state"] == "2 moved"
+    assert "come again" in workers["error"] and broker["state"] == "not stopped"
+    ray.fleet = ClusterError("no answer", FLEET)
+    workers, broker = drain_node("c", "10.0.0.2", 5.0)
+    assert (workers["state"], workers["error"]) == ("not moved", "no answer")
+    assert broker["error"] == "did not stop in time"
+
+
+def test_a_node_that_is_none_and_an_address_of_two_are_refused_before_anything_is_done(
+    ray: Ray,
+) -> None:
+    for named, found in (("elsewhere", "0 living"), ("10.0.0.1", "2 living")):
+        with pytest.raises(ConfigError, match=rf"{found} nodes .*10\.0\.0\.2 \(there\)"):
+            drain_node("c", named, 5.0)
+    assert ray.told == []
+
+
+def test_the_command_says_that_nothing_runs_there_and_fails_for_what_did_not_end(
+    ray: Ray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Options, "connect", lambda _options: Cluster("c"))
+    words = ["--cluster", "c", "node", "drain", "--within", "5"]
+    nothing = CliRunner().invoke(main, words)
+    assert (nothing.exit_code, nothing.stdout) == (0, "")
+    assert "nothing of cluster 'c' runs on this node" in nothing.stderr
+    assert CliRunner().invoke(main, [*words, "--format", "json"]).stdout.strip() == "[]"
+    ray.copies = [copy("running", 1)]
+    moved = CliRunner().invoke(main, [*words, "there"])
+    assert moved.exit_code == 0 and "stopped, replica 1 is master" in moved.stdout
+    ray.copies = [copy("running", None, "did not stop in time")]
+    assert CliRunner().invoke(main, words).exit_code == 1
