@@ -282,6 +282,7 @@ def up(
             "state": _state_told(was_running, changed, config),
             "ray": "started" if head else "was running",
             **({"ray_dashboard": head.dashboard} if head and ray_dashboard else {}),
+            **({"ray_client": head.client} if head and head.client else {}),
             **addresses,
         },
         options.style,

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,7 +14,6 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
@@ -26,62 +24,14 @@ import rmq_ray as rmq
 from rmq_ray.actors import gateway
 from rmq_ray.cli.main import main
 from tests.support.outcomes import judging
+from tests.support.programs import (
+    COMMAND_S,
+    Program,
+    free_port,
+    machine_alone,
+    processes_that_name,
+)
 from tests.support.waiting import eventually
-
-ROOT = Path(__file__).resolve().parents[2]
-COMMAND_S = 240
-
-
-class Program:
-    """Runs ``python -m rmq_ray`` with some general options and an environment."""
-
-    def __init__(self, *general: str, environment: dict[str, str] | None = None) -> None:
-        self.general = general
-        self.environment = {**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})}
-
-    def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "rmq_ray", *self.general, *arguments]
-        return subprocess.Popen(
-            command,
-            env=self.environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            **options,
-        )
-
-    def run(self, *arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
-        process = self.start(*arguments)
-        try:
-            out, err = process.communicate(text, timeout=COMMAND_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise
-        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-    def ok(self, *arguments: str, text: str | None = None) -> str:
-        done = self.run(*arguments, text=text)
-        assert done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}"
-        return done.stdout
-
-    def json(self, *arguments: str) -> Any:
-        return json.loads(self.ok("--format", "json", *arguments))
-
-    def session(self, *lines: str) -> list[Any]:
-        """What each line prints, all of them in one process of ``shell``."""
-        text, found = self.ok("--format", "json", "shell", text="\n".join(lines)), []
-        while text := text.lstrip():
-            told, end = json.JSONDecoder().raw_decode(text)
-            found.append(told)
-            text = text[end:]
-        return found
-
-    def fails(self, *arguments: str) -> str:
-        done = self.run(*arguments)
-        assert done.returncode == 1, f"{arguments}: {done.returncode} {done.stdout}{done.stderr}"
-        assert done.stderr.count("\n") == 1 and done.stderr.startswith("Error: "), done.stderr
-        return done.stderr
 
 
 class Cli(Program):
@@ -485,45 +435,10 @@ def test_bench_e2e_measures_times_and_leaves_no_group_behind(cli: Cli) -> None:
 # --- a Ray head of its own ------------------------------------------------------------------------
 
 
-def free_port() -> int:
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            port: int = probe.getsockname()[1]
-        if not 10_002 <= port <= 19_999:
-            return port
-
-
-def processes_that_name(text: str) -> list[str]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = path.read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
-        except OSError:
-            continue
-        if text in line and int(path.parent.name) != os.getpid():
-            found.append(line)
-    return found
-
-
 @pytest.fixture
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Program, Path]]:
-    """A machine of its own, as far as Ray can tell: other temporary directories, no token mode from
-    this process, no address.
-    """
-    # short: Ray puts Unix sockets below it
-    directory = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / name("cli")
-    directory.mkdir()
-    environment = {"RAY_TMPDIR": str(directory), "TMPDIR": str(directory)}
-    cli = Program(environment=environment)
-    for variable in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_worker_niceness"):
-        cli.environment.pop(variable, None)
-    yield cli, directory
-    for cluster in ("default", "second"):
-        if processes_that_name(str(directory)):
-            cli.run("--cluster", cluster, "down")
-    assert processes_that_name(str(directory)) == []
-    subprocess.run(["rm", "-rf", str(directory)], check=True, timeout=60)
+def alone() -> Iterator[tuple[Program, Path]]:
+    with machine_alone("cli") as found:
+        yield found
 
 
 @pytest.mark.slow

@@ -51,6 +51,12 @@ def test_orders_that_died_tell_why_and_are_packed_after_they_were_sent_again(
     assert "after 1 tries: LookupError: no tax rate for CH" in capsys.readouterr().out
 
 
+def test_a_job_reads_every_order_that_it_sent(mq: rmq.Cluster) -> None:
+    from examples import kuberay_job
+
+    assert kuberay_job.main(mq.name) == kuberay_job.ORDERS
+
+
 def test_jobs_are_done_by_more_workers_than_queues(mq: rmq.Cluster) -> None:
     from examples import jobs
 

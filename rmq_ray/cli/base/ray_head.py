@@ -40,6 +40,14 @@ DEFAULT_PORT = 6379
 DASHBOARD_HOST, DASHBOARD_PORT = "127.0.0.1", 8265
 DASHBOARD_NEEDS = ("aiohttp", "aiohttp_cors", "opencensus", "prometheus_client", "colorful")
 """Of ``ray[default]``; without them Ray starts none, and says so in a log only."""
+CLIENT_PORT, CLIENT_NEEDS = 10001, "grpc"
+"""Where Ray Client is served, and what it needs; the second head of a machine has none, silently,
+unless it is told another port.
+"""
+AGENT_PORT = 52365
+"""Of what starts jobs on a node; without it Ray says of each job to "try again later". The same
+holds for it.
+"""
 WORKER_PORTS = range(10002, 20000)
 """Ray's workers listen here: a head on such a port dies when one of them takes it."""
 RAY_NICENESS = 15
@@ -56,7 +64,8 @@ _PORT_TRIES = 100
 class Head:
     """A running head. ``session_id``: of the operating system, shared by everything that belongs to
     a head that ``start`` started; ``directory``: Ray's session directory; ``dashboard``: URL of the
-    dashboard that ``start`` started, empty where it did not.
+    dashboard that ``start`` started, ``client``: what Ray Client joins it by; empty where there is
+    none.
     """
 
     host: str
@@ -65,6 +74,7 @@ class Head:
     directory: str
     demands_token: bool = False
     dashboard: str = ""
+    client: str = ""
 
     @property
     def address(self) -> str:
@@ -147,16 +157,21 @@ def start(port: int | None, dashboard: bool = False) -> Head:
     packages are missing.
 
     Called inside ``alone``. Niceness 0 for its workers: restarts of a killed broker are three times
-    as quick. Raises ``ClusterError`` with Ray's own words where it fails.
+    as quick. This interpreter is first on its PATH: the `python` of a job is that one, and its pip.
+    Raises ``ClusterError`` with Ray's own words where it fails.
     """
     chosen = _checked_port(port)
     put_environment("RAY_worker_niceness", "0")
+    beside = str(Path(sys.executable).parent)
+    put_environment("PATH", os.pathsep.join(filter(None, (beside, environment("PATH")))))
+    client_port = _client_port()
     command = [
         _ray(),
         "start",
         "--head",
         f"--port={chosen}",
         "--disable-usage-stats",
+        *([f"--ray-client-server-port={client_port}"] if client_port else []),
         *_dashboard_options(dashboard),
     ]
     with tempfile.TemporaryFile(
@@ -185,6 +200,8 @@ def start(port: int | None, dashboard: bool = False) -> Head:
             said[-2_000:],
         )
     _note(chosen).write_text(json.dumps({"port": chosen, "session_id": starter.pid}))
+    if client_port:
+        head = replace(head, client=f"ray://{head.host}:{client_port}")
     if not dashboard:
         return head
     ports = [part.partition("=")[2] for part in command if part.startswith("--dashboard-port=")]
@@ -325,17 +342,24 @@ def _dashboard_options(dashboard: bool) -> list[str]:
             f"Ray's dashboard needs {', '.join(missing)}: pip install 'rmq_ray[dashboard]'",
             *missing,
         )
-    port = DASHBOARD_PORT if _is_free(DASHBOARD_PORT) else _free_port()
     return [
         "--include-dashboard=true",
         f"--dashboard-host={DASHBOARD_HOST}",
-        f"--dashboard-port={port}",
+        f"--dashboard-port={_this_or_free(DASHBOARD_PORT)}",
+        f"--dashboard-agent-listen-port={_this_or_free(AGENT_PORT)}",
     ]
+
+
+def _client_port() -> int | None:
+    """Of Ray Client; None where this Ray has none."""
+    if find_spec(CLIENT_NEEDS) is None:
+        return None
+    return _this_or_free(CLIENT_PORT)
 
 
 def _checked_port(port: int | None) -> int:
     if port is None:
-        return DEFAULT_PORT if _is_free(DEFAULT_PORT) else _free_port()
+        return _this_or_free(DEFAULT_PORT)
     if not 1024 <= port < 65536 or port in WORKER_PORTS:
         raise ConfigError(
             f"--ray-port must be 1024 to 65535 and outside of Ray's worker ports 10002 to "
@@ -347,6 +371,10 @@ def _checked_port(port: int | None) -> int:
             f"port {port} is taken by another program: choose another --ray-port", port
         )
     return port
+
+
+def _this_or_free(port: int) -> int:
+    return port if _is_free(port) else _free_port()
 
 
 def _free_port() -> int:
@@ -372,7 +400,8 @@ def _is_free(port: int) -> bool:
 
 
 def _answering(address: str) -> str:
-    if "://" not in address and not _reaches(address):
+    where = address.removeprefix("ray://")  # of Ray Client, which would try for half a minute
+    if "://" not in where and not _reaches(where):
         raise ClusterError(
             f"no Ray cluster answers at {address}: check --address and RAY_ADDRESS, or start "
             f"one with `rmq-ray up`",

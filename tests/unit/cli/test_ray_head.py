@@ -77,6 +77,26 @@ def test_an_address_that_was_given_is_taken_if_it_answers(
     assert ray_head.find("10.9.9.9:1") == "10.9.9.9:1"
 
 
+def test_an_address_of_ray_client_is_tried_before_ray_tries_it_for_half_a_minute(
+    heads: list[Head], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ClusterError, match="no Ray cluster answers at ray://10.9.9.9:10001"):
+        ray_head.find("ray://10.9.9.9:10001")
+    monkeypatch.setattr(ray_head, "_reaches", lambda address: address == "10.9.9.9:10001")
+    assert ray_head.find("ray://10.9.9.9:10001") == "ray://10.9.9.9:10001"
+
+
+def test_ray_client_has_a_port_on_every_head_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_head, "find_spec", lambda name: name)
+    monkeypatch.setattr(ray_head, "_is_free", lambda port: True)
+    assert ray_head._client_port() == 10_001
+    monkeypatch.setattr(ray_head, "_is_free", lambda port: False)
+    monkeypatch.setattr(ray_head, "_free_port", lambda: 45_678)
+    assert ray_head._client_port() == 45_678
+    monkeypatch.setattr(ray_head, "find_spec", lambda name: None)
+    assert ray_head._client_port() is None, "Ray refuses the option then"
+
+
 def test_a_token_is_sent_only_to_a_head_here_that_demands_it_and_where_nothing_else_was_said(
     heads: list[Head], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,6 +224,10 @@ def test_a_dashboard_is_asked_for_only_where_its_packages_are(
     with_one = ray_head._dashboard_options(True)
     assert with_one[0] == "--include-dashboard=true" and "--dashboard-port=45678" in with_one
     assert "--dashboard-host=127.0.0.1" in with_one, "nobody else's business"
+    assert "--dashboard-agent-listen-port=52365" in with_one
+    monkeypatch.setattr(ray_head, "_is_free", lambda port: port != ray_head.AGENT_PORT)
+    beside_another = ray_head._dashboard_options(True)
+    assert "--dashboard-agent-listen-port=45678" in beside_another, "jobs start there, too"
     monkeypatch.setattr(ray_head, "find_spec", lambda name: None if name == "aiohttp" else name)
     with pytest.raises(ConfigError, match=r"needs aiohttp: pip install 'rmq_ray\[dashboard\]'"):
         ray_head._dashboard_options(True)
@@ -213,10 +237,14 @@ def test_a_head_that_does_not_start_is_told_by_the_last_line_that_ray_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "ray"
-    program.write_text("#!/bin/sh\necho Traceback\necho 'RuntimeError: no GCS in 30 s'\nexit 1\n")
+    program.write_text(
+        "#!/bin/sh\necho Traceback $PATH\necho 'RuntimeError: no GCS in 30 s'\nexit 1\n"
+    )
     program.chmod(0o755)
     monkeypatch.setattr(ray_head, "_ray", lambda: str(program))
     monkeypatch.setattr(ray_head, "running", list)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
     with pytest.raises(ClusterError, match=r"failed \(1\): RuntimeError: no GCS in 30 s$") as told:
         ray_head.start(None)
-    assert told.value.args[1].startswith("Traceback")
+    path = told.value.args[1].partition("\n")[0].removeprefix("Traceback ")
+    assert path.split(os.pathsep)[0] == str(Path(sys.executable).parent), "of jobs, too"
