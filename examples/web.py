@@ -69,11 +69,10 @@ def app(
             return JSONResponse(dict(sold))
 
     async def health(request: Request) -> JSONResponse:
-        try:
-            brokers = await to_thread(request.app.state.mq.admin.brokers)
-        except rmq.RmqError as error:
-            return JSONResponse({"error": str(error)}, 503)
-        return JSONResponse({"brokers": sorted(broker.broker_name for broker in brokers)})
+        found = await to_thread(request.app.state.mq.admin.health, timeout=1)
+        if not found:
+            return JSONResponse({"error": found.problem}, 503)
+        return JSONResponse({"broker": found.broker})
 
     routes = [
         Route("/orders", order, methods=["POST"]),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from rmq_ray.actors import remembered
 from rmq_ray.actors.access_keys import SecretKey, keywords
 from rmq_ray.actors.cluster_clients import ClusterClients
 from rmq_ray.actors.discovery import (
@@ -67,6 +66,8 @@ def connect(
                 "secret and tls are for a cluster that is reached over the network: give "
                 "name_servers='host:port', too"
             )
+        from rmq_ray.actors import remembered
+
         meant = meant_cluster(name)
         if not has_joined_ray() and remembered.find(meant) is not None:
             noted = discovery_for(meant, None, b"", None, access_key, secret_key)

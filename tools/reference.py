@@ -25,6 +25,7 @@ import rmq_ray
 from rmq_ray import config, data, spark
 from rmq_ray.actors.client_actors import ClientActorClass
 from rmq_ray.client.admin.admin import Admin
+from rmq_ray.client.admin.health import Health
 from rmq_ray.client.consumer.consumer_options import PullOptions, PushOptions
 from rmq_ray.config import FailoverConfig
 from rmq_ray.table.tables import Tables
@@ -62,7 +63,8 @@ ORDER = (
 PRODUCERS = {"Producer", "AsyncProducer", "ProducerActor", "TransactionProducer", "SendSpans"}
 """Public names whose module says too little."""
 HANDED_OUT = {
-    *("Admin", "Cluster", "ConsumeContext", "ConsumerApp", "MessageExt", "OrderlyContext"),
+    *("Admin", "Cluster", "ConsumeContext", "ConsumerApp", "Health", "MessageExt"),
+    "OrderlyContext",
     *("PulledBatch", "ReceivedMessage", "Tables", "Transaction", "Workers"),
     *("mqd.TopicBatches", "mqs.BatchQuery", "mqs.TopicStream"),
 }
@@ -113,7 +115,7 @@ def public() -> Iterator[tuple[str, str, Any]]:
     ]
     used = [
         (value.__name__, value)
-        for value in (Admin, Tables, FailoverConfig, PullOptions, PushOptions)
+        for value in (Admin, Health, Tables, FailoverConfig, PullOptions, PushOptions)
     ]
     for name, value in [*found, *used]:
         if not name.startswith("_"):

@@ -27,7 +27,14 @@ ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENTS = ROOT / "build" / "window"
 RESULTS = ROOT / "interop" / "window.json"
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
-WINDOW = ("3.11/2.50.0", "3.11/2.55.1", "3.11/2.60.0", "3.13/2.60.0", "3.14/2.60.0")
+WINDOW = (
+    "3.11/2.50.0",
+    "3.11/2.55.1",
+    "3.11/2.60.0",
+    "3.13/2.55.1",
+    "3.13/2.60.0",
+    "3.14/2.60.0",
+)
 """Python / Ray: the oldest, one between, the newest."""
 TESTS_NEED = ("pytest==9.2.0", "pytest-timeout==2.4.0", "hypothesis==6.170.15", "psutil")
 SMOKE_S = 1_500
@@ -81,6 +88,7 @@ SMOKE = {
         "test_a_forked_child_makes_producers_and_consumers_of_its_own",
         "test_what_a_forked_child_cannot_do_is_refused_at_once_and_says_why",
     ),
+    "test_guide": ("test_the_guide_runs_from_top_to_bottom_and_prints_what_its_comments_say",),
     "test_two_nodes": ("test_two_nodes_and_a_token_serve_what_was_sent_on_either",),
 }
 """By file of tests/ray."""

@@ -19,9 +19,7 @@ from typing import Any
 
 from rmq_ray.config import environment
 from rmq_ray.errors import ConfigError, CredentialsInvalid, StoreError
-from rmq_ray.files import FileSystem
 from rmq_ray.ports import ClusterAddress
-from rmq_ray.protocol.access.accounts import Account
 
 ACCESS_KEY, SECRET_KEY, FILE = "RMQ_ACCESS_KEY", "RMQ_SECRET_KEY", "RMQ_CREDENTIALS"
 _OTHERS = 0o077
@@ -42,6 +40,8 @@ class AccountProof:
     @classmethod
     def of(cls, access_key: str, secret_key: str, cluster: str) -> AccountProof:
         """``CredentialsInvalid`` for keys that no account can have."""
+        from rmq_ray.protocol.access.accounts import Account
+
         try:
             key = Account(access_key, secret_key).handshake_key(cluster)
         except ConfigError as error:
@@ -118,6 +118,7 @@ def secret_key_of(access_key: str) -> str:
 
 def _read(path: str) -> tuple[str, str]:
     """(access key, secret key) of a file like tools.yml. ``CredentialsInvalid`` for its faults."""
+    from rmq_ray.files import FileSystem
     from rmq_ray.topology.yaml_text import read_yaml
 
     files = FileSystem()

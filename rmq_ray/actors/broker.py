@@ -173,6 +173,10 @@ class BrokerShell:
             raise self._error
         return str(self._broker.address) if self._started else None
 
+    async def node(self) -> str:
+        """Ray's id of the node that this process runs on."""
+        return my_node()
+
     async def call(self, frame: bytes) -> bytes:
         """Serve one remoting frame that came by actor call; a pull is answered at once, never
         held.
@@ -256,10 +260,6 @@ class ReplicaShell(BrokerShell):
     async def registered(self, timeout_s: float) -> bool:
         """Whether every name server knows this replica in its role."""
         return await self._broker.registered(timeout_s)
-
-    async def node(self) -> str:
-        """Ray's id of the node that this process runs on."""
-        return my_node()
 
     async def _take(self, assignment: Assignment) -> ReplicaReport:
         return self._with_fault(await self._broker.attend(assignment))

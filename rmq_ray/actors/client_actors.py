@@ -15,8 +15,10 @@ import ray
 
 from rmq_ray.actors.access_keys import given_account, keywords
 from rmq_ray.actors.client_metrics import ClientReporter
-from rmq_ray.actors.clients import Producer, PushConsumer
+from rmq_ray.actors.clients.consumers import PushConsumer
+from rmq_ray.actors.clients.producers import Producer
 from rmq_ray.actors.discovery import account_of, meant_cluster, use_cluster
+from rmq_ray.actors.gateway import my_node
 from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.errors import ClientError
 from rmq_ray.model.message import Message, SendResult
@@ -194,6 +196,10 @@ class ConsumerShell:
         rebalance.
         """
         return "running"
+
+    def node(self) -> str:
+        """Ray's id of the node that it runs on."""
+        return my_node()
 
     def stats(self) -> dict[str, Any]:
         """Counters in messages since the start, and the queues held now; see

@@ -5,20 +5,15 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from rmq_ray.actors.clients import (
-    AsyncProducer,
-    Producer,
-    PullConsumer,
-    PushConsumer,
-    SimpleConsumer,
-    TransactionProducer,
-)
 from rmq_ray.actors.discovery import RayDiscovery, StaticDiscovery
-from rmq_ray.client.admin.admin import Admin
 from rmq_ray.extras import load
 
 if TYPE_CHECKING:
+    from rmq_ray.actors.clients.async_producers import AsyncProducer
+    from rmq_ray.actors.clients.consumers import PullConsumer, PushConsumer, SimpleConsumer
+    from rmq_ray.actors.clients.producers import Producer, TransactionProducer
     from rmq_ray.actors.durable_queue import Queue
+    from rmq_ray.client.admin.admin import Admin
 
 
 class ClusterClients:
@@ -39,30 +34,44 @@ class ClusterClients:
     @cached_property
     def admin(self) -> Admin:
         """Administration over connections; one client instance, made at first use."""
+        from rmq_ray.client.admin.admin import Admin
+
         return Admin(self.discovery)
 
     def producer(self, group: str | None = None, **settings: Any) -> Producer:
         """A ``Producer`` of this cluster, whatever others this process uses."""
+        from rmq_ray.actors.clients.producers import Producer
+
         return Producer(group, **self._where | settings)
 
     def async_producer(self, group: str | None = None, **settings: Any) -> AsyncProducer:
         """An ``AsyncProducer`` of this cluster."""
+        from rmq_ray.actors.clients.async_producers import AsyncProducer
+
         return AsyncProducer(group, **self._where | settings)
 
     def transaction_producer(self, group: str, **settings: Any) -> TransactionProducer:
         """A ``TransactionProducer`` of this cluster."""
+        from rmq_ray.actors.clients.producers import TransactionProducer
+
         return TransactionProducer(group, **self._where | settings)
 
     def push_consumer(self, group: str, **settings: Any) -> PushConsumer:
         """A ``PushConsumer`` of this cluster."""
+        from rmq_ray.actors.clients.consumers import PushConsumer
+
         return PushConsumer(group, **self._where | settings)
 
     def pull_consumer(self, group: str, **settings: Any) -> PullConsumer:
         """A ``PullConsumer`` of this cluster."""
+        from rmq_ray.actors.clients.consumers import PullConsumer
+
         return PullConsumer(group, **self._where | settings)
 
     def simple_consumer(self, topic: str, group: str, **settings: Any) -> SimpleConsumer:
         """A ``SimpleConsumer`` of this cluster."""
+        from rmq_ray.actors.clients.consumers import SimpleConsumer
+
         return SimpleConsumer(topic, group, **self._where | settings)
 
     def queue(

@@ -14,10 +14,10 @@ it wherever its calls mean that cluster.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rmq_ray.actors import names, remembered
+from rmq_ray.actors import names
 from rmq_ray.actors.access_keys import (
     AccountProof,
     SecretKey,
@@ -25,12 +25,12 @@ from rmq_ray.actors.access_keys import (
     given_account,
 )
 from rmq_ray.config import CLUSTER_VARIABLE, DEFAULT_CLUSTER, Tls, environment
-from rmq_ray.errors import ConfigError, CredentialsInvalid
+from rmq_ray.errors import ClusterError, ConfigError, CredentialsInvalid
 from rmq_ray.extras import load
 from rmq_ray.model.ids import Address
 from rmq_ray.ports import ClusterAddress
-from rmq_ray.protocol.access.changes import ChangeAuthor
 
+LOOPBACK = "127.0.0.1"
 _used: dict[str, tuple[str, AccountProof | None]] = {}
 """Clusters that this process started or connected to, and did not stop -> by which connection to
 Ray, and as which account.
@@ -129,11 +129,17 @@ class RayDiscovery:
 
     def lookup(self) -> ClusterAddress:
         """Through Ray, or, in a process that has not joined it, as a command noted it; nobody else
-        does. ``ClusterError`` where the cluster does not run, or nothing is known of it.
+        does. ``ClusterError`` where the cluster does not run, nothing is known of it, or it listens
+        on the loopback of another machine.
         """
+        from rmq_ray.actors import remembered
+
         found: ClusterAddress | None = None if has_joined_ray() else remembered.find(self.cluster)
         if found is None:
-            found = _gateway().cluster_address(self.cluster)
+            gateway = _gateway()
+            found = gateway.cluster_address(self.cluster)
+            if gateway.by_ray_client():
+                _require_near(found)
         return found if self.account is None else self.account.at(found)
 
     def broker_names(self) -> tuple[str, ...]:
@@ -148,11 +154,28 @@ class RayDiscovery:
         """A method of the controller about accounts, asked by this process's user, as the account
         that it is.
         """
+        from rmq_ray.protocol.access.changes import ChangeAuthor
+
         gateway = _gateway()
         author = ChangeAuthor(
             gateway.user_and_host(), gateway.process_id(), self.access_key, not self.access_key
         )
         return gateway.call(gateway.controller(self.cluster), method, *arguments, author)
+
+
+def _require_near(found: ClusterAddress) -> None:
+    """For a process that has joined by Ray Client: from another machine a loopback is not there."""
+    from rmq_ray.actors import remembered
+
+    hosts = {Address.parse(server).host for server in found.name_servers}
+    if hosts == {LOOPBACK} and not remembered.answers(found):
+        raise ClusterError(
+            f"cluster {found.cluster!r} listens on the loopback of its node "
+            f"({', '.join(found.name_servers)}), which this process, joined by Ray Client, does "
+            f"not reach: start it with host= (`rmq-ray up --host`), the node's address, or send "
+            f"and consume inside the cluster: rmq.ProducerActor, workers, tasks, `ray job submit`",
+            found.cluster,
+        )
 
 
 class StaticDiscovery:
@@ -168,19 +191,7 @@ class StaticDiscovery:
         tls: Tls | None = None,
         account: AccountProof | None = None,
     ) -> None:
-        parts = name_servers.split(";") if isinstance(name_servers, str) else name_servers
-        addresses = tuple(part.strip() for part in parts if part.strip())
-        if not addresses:
-            raise ConfigError(
-                "name_servers is empty: give 'host:port' or several, separated by ';'", name_servers
-            )
-        for address in addresses:
-            try:
-                Address.parse(address)
-            except ValueError as error:
-                raise ConfigError(
-                    f"name_servers: {error}; give 'host:port' or several, separated by ';'", address
-                ) from None
+        addresses = _addresses(name_servers)
         if not isinstance(secret, bytes):
             raise ConfigError(
                 f"secret must be bytes, not {type(secret).__name__}; "
@@ -198,6 +209,38 @@ class StaticDiscovery:
     def broker_names(self) -> tuple[str, ...]:
         """Nothing: nobody here knows which brokers there should be."""
         return ()
+
+
+def _addresses(name_servers: object) -> tuple[str, ...]:
+    """Of "host:port;host:port", or of a list of them; ``ConfigError`` for all else."""
+    parts = name_servers.split(";") if isinstance(name_servers, str) else name_servers
+    if not isinstance(parts, Iterable) or isinstance(parts, bytes):
+        parts = [parts]
+    try:
+        found = tuple(text for part in parts if (text := _address(part)))
+    except ValueError as error:
+        raise ConfigError(
+            f"name_servers: {error}; give 'host:port' or several, separated by ';'", name_servers
+        ) from None
+    if not found:
+        raise ConfigError(
+            "name_servers is empty: give 'host:port' or several, separated by ';'", name_servers
+        )
+    return found
+
+
+def _address(part: object) -> str:
+    """One without blanks around it, "" for nothing else; ``ValueError`` where it is none."""
+    if not isinstance(part, str):
+        raise ValueError(f"{part!r:.80} is no text")
+    if "/" in part:
+        raise ValueError(f"{part!r:.80} is a URL")
+    text = part.strip()
+    if not text.isprintable() or not {" ", ","}.isdisjoint(text):
+        raise ValueError(f"{text!r:.80} is not host:port")
+    if text:
+        Address.parse(text)
+    return text
 
 
 def discovery_for(

@@ -10,15 +10,17 @@ import asyncio
 import logging
 import os
 import pwd
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
 import ray
 import ray.exceptions
+import ray.util.client
 
 from rmq_ray.actors import names, ray_versions
+from rmq_ray.actors.ray_client import client_connected
 from rmq_ray.actors.shell import exit_hard
 from rmq_ray.errors import BrokerBusy, ClusterError, ConfigError, RmqError
 from rmq_ray.ports import ClusterAddress
@@ -28,6 +30,8 @@ log = logging.getLogger("rmq_ray.actors")
 T = TypeVar("T")
 HEAD = "node:__internal_head__"
 """The resource that Ray gives the head node."""
+NODE_LABEL = "ray.io/node-id"
+"""The label that Ray gives every node."""
 CALL_TIMEOUT_S = 30.0
 FOUND_TIMEOUT_S = 15.0
 LOOK_UP_TIMEOUT_S = 10.0
@@ -36,6 +40,10 @@ IDENTITY_TIMEOUT_S = 0.3  # of a restart that takes a second in all
 _context: Any | None = None
 """Ray's context of this process, as of its first fork: a forked child asks it, as the way to it
 leads through a lock that nobody may be left to give back.
+"""
+_by_client: tuple[Any, str] | None = None
+"""Ray Client's connection of this process, and its worker id: asking again would be a call to the
+server, which a forked child cannot make.
 """
 _worker_at_fork: str | None = None
 _parents_worker: str | None = None
@@ -66,8 +74,32 @@ def require_ray() -> None:
         )
 
 
+def by_ray_client() -> bool:
+    """Whether this process has joined Ray by Ray Client (``ray://``): it may be anywhere."""
+    return bool(ray.util.client.ray.is_connected())  # type: ignore[no-untyped-call]
+
+
+def require_driver(what: str) -> None:
+    """``require_ray``, and ``ClusterError`` in a driver of Ray Client, from which Ray has no way to
+    do that.
+    """
+    require_ray()
+    if by_ray_client():
+        raise ClusterError(
+            f"{what} does not work in a driver of Ray Client (ray://): run the program on a node "
+            f"of the cluster, as `ray job submit` does, or this part of it in a task",
+            what,
+        )
+
+
 def _worker_id() -> str:
-    global _context
+    global _context, _by_client
+    client = ray.util.client.ray.get_context()  # type: ignore[no-untyped-call]
+    connection = client.client_worker
+    if connection is not None:
+        if _by_client is None or _by_client[0] is not connection:
+            _by_client = connection, str(ray.get_runtime_context().get_worker_id())
+        return _by_client[1]
     if _context is None:
         _context = ray.get_runtime_context()
     return str(_context.get_worker_id())
@@ -105,7 +137,8 @@ def find(name: str) -> Any | None:
     """Handle of a system actor, or None where there is none."""
     require_ray()
     try:
-        return ray.get_actor(name, namespace=names.NAMESPACE)
+        with client_connected():
+            return ray.get_actor(name, namespace=names.NAMESPACE)
     except ValueError:
         return None
     except ray.exceptions.RayError as error:
@@ -135,9 +168,25 @@ def create(
         "max_task_retries": 0,
         "max_concurrency": group,
     }
-    if resource:
-        options["resources"] = {resource: 0.001}
-    return ray.remote(shell).options(**options).remote(*arguments)
+    return ray.remote(shell).options(**options, **_at(resource)).remote(*arguments)
+
+
+def _at(place: str | None) -> dict[str, Any]:
+    """Ray's options for an actor or task of this place: a custom resource, or ``label=value`` of a
+    node; None = any. Either holds a little of what its node has: a node of which nothing is in use
+    is idle, and Ray's autoscaler takes it away.
+    """
+    if place is None:
+        return {}
+    label, is_label, value = place.partition("=")
+    if is_label:
+        return {"label_selector": {label: value}, "memory": 1}
+    return {"resources": {place: 0.001}}
+
+
+def elsewhere(nodes: Collection[str]) -> dict[str, Any]:
+    """Ray's option for an actor that must not run on these nodes (ids)."""
+    return {"label_selector": {NODE_LABEL: f"!in({','.join(nodes)})"}} if nodes else {}
 
 
 def create_worker(
@@ -173,8 +222,16 @@ def create_worker(
 
 def pack(value: object) -> bytes:
     """For an actor's constructor: Ray forgets arguments that hold handles or references once the
-    actor runs, and could not restart it.
+    actor runs, and could not restart it. With Ray Client a task does it: handles of this process
+    mean nothing elsewhere.
     """
+    if by_ray_client():
+        task = ray.remote(_packed).options(num_cpus=0, max_retries=0)
+        return bytes(_result(task.remote(value), "pack", CALL_TIMEOUT_S))
+    return _packed(value)
+
+
+def _packed(value: object) -> bytes:
     return bytes(ray.cloudpickle.dumps(value))  # type: ignore[no-untyped-call]
 
 
@@ -207,7 +264,8 @@ def call(handle: Any, method: str, *arguments: Any, timeout_s: float = CALL_TIME
     """One actor call from a driver or a thread; our errors come through as they are, Ray's as
     ``ClusterError``.
     """
-    return _result(getattr(handle, method).remote(*arguments), method, timeout_s)
+    with client_connected():
+        return _result(getattr(handle, method).remote(*arguments), method, timeout_s)
 
 
 def value_of(reference: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
@@ -449,8 +507,16 @@ def stopped_brokers(cluster: str) -> dict[str, bool]:
 
 def archivists(cluster: str) -> list[str]:
     """Names of the actors that keep a cluster's tables."""
+    return _named(names.archivists(cluster))
+
+
+def fleets(cluster: str) -> list[str]:
+    """Names of the actors that look after deployed groups of consumers."""
+    return _named(names.fleets(cluster))
+
+
+def _named(prefix: str) -> list[str]:
     require_ray()
-    prefix = names.archivists(cluster)
     return sorted(
         actor["name"]
         for actor in ray.util.list_named_actors(all_namespaces=True)
@@ -500,13 +566,14 @@ def nodes_alive() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A living node of the Ray cluster. ``resources``: its custom ones, without those that Ray
-    gives every node.
+    """A living node of the Ray cluster. ``resources``: what may be the place of an actor, its
+    custom ones and its labels (``label=value``), without those that Ray gives every node.
     """
 
     address: str
     resources: frozenset[str]
     head: bool = False
+    id: str = ""
 
 
 def nodes() -> list[Node]:
@@ -516,13 +583,26 @@ def nodes() -> list[Node]:
     alive = [
         Node(
             str(node["NodeManagerAddress"]),
-            frozenset(filter(_is_custom, node["Resources"])),
+            _places(node),
             HEAD in node["Resources"],
+            str(node["NodeID"]),
         )
         for node in found
         if node.get("Alive")
     ]
     return sorted(alive, key=lambda node: node.address)
+
+
+async def nodes_beside() -> list[Node]:
+    """The same on an actor's own loop. ``ClusterError`` while Ray's control plane cannot say."""
+    return await _beside(nodes, LOOK_UP_TIMEOUT_S, "list of nodes")
+
+
+def _places(node: Mapping[str, Any]) -> frozenset[str]:
+    labels = (
+        f"{key}={value}" for key, value in node.get("Labels", {}).items() if key != NODE_LABEL
+    )
+    return frozenset([*filter(_is_custom, node["Resources"]), *labels])
 
 
 def _is_custom(resource: str) -> bool:
@@ -544,9 +624,7 @@ def run_on(
     """Call a function once, on the node that offers this resource (None = any); our errors come
     through, Ray's as ``ClusterError``.
     """
-    options: dict[str, Any] = {"num_cpus": 0, "max_retries": 0}
-    if resource is not None:
-        options["resources"] = {resource: 0.001}
+    options: dict[str, Any] = {"num_cpus": 0, "max_retries": 0, **_at(resource)}
     what = f"{function.__name__} on the node with {resource!r}"
     try:
         found: T = ray.get(

@@ -5,6 +5,7 @@ clusters never meet.
 from __future__ import annotations
 
 import re
+from uuid import uuid4
 
 from rmq_ray.errors import ConfigError
 
@@ -92,4 +93,14 @@ def fleet(cluster: str, name: str) -> str:
         raise ConfigError(
             f"name of workers {name!r} must be 1 to 64 letters, digits, '_' or '-'", name
         )
-    return f"{check_cluster_name(cluster)}/workers/{name}"
+    return f"{fleets(cluster)}{name}"
+
+
+def fleet_of_program(cluster: str) -> str:
+    """One that was deployed without a name: nobody looks for it by this one."""
+    return f"{fleets(cluster)}~{uuid4().hex}"
+
+
+def fleets(cluster: str) -> str:
+    """How the names of a cluster's deployed groups begin."""
+    return f"{check_cluster_name(cluster)}/workers/"

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from rmq_ray.codec.key_range import KeyRange
 from rmq_ray.codec.keyed_encoder import NO_HOST
-from rmq_ray.codec.record import HEADER, HEADER_BYTES, MAGIC, OVERHEAD_BYTES, RECORD_HEADER
+from rmq_ray.codec.record import HEADER, HEADER_BYTES, MAGIC, OVERHEAD_BYTES, record_header
 from rmq_ray.codec.record_batch import (
     UNIQUE_KEY_CHARS,
     UNIQUE_KEY_PREFIX,
@@ -102,7 +102,7 @@ def _heads(queue_id: int, born_ms: int, sizes: Array, body_lengths: Array) -> Ar
     heads[:] = np.void(
         HEADER.pack(0, MAGIC, 0, queue_id, 0, 0, 0, 0, born_ms, NO_HOST, 0, NO_HOST, 0, 0, 0)
     )
-    fields = heads.view(RECORD_HEADER)
+    fields = heads.view(record_header())
     fields["total"], fields["body_len"] = sizes, body_lengths
     return fields
 

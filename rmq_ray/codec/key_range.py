@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import overload
 
-import numpy as np
-
+import rmq_ray.arrays as np
 from rmq_ray.codec.record_batch import UNIQUE_KEY_CHARS, Array
 
 HEAD_CHARS = UNIQUE_KEY_CHARS - 4

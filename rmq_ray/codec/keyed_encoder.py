@@ -15,8 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
+import rmq_ray.arrays as np
 from rmq_ray.codec.key_range import KeyRange
 from rmq_ray.codec.record import (
     CRC_MASK,
@@ -25,8 +24,8 @@ from rmq_ray.codec.record import (
     MAGIC,
     OVERHEAD_BYTES,
     PROPERTIES_BYTES_MAX,
-    RECORD_HEADER,
     TOPIC_BYTES_MAX,
+    record_header,
 )
 from rmq_ray.codec.record_batch import (
     FRAME_RECORDS_MAX,
@@ -174,7 +173,7 @@ def _rows(end: bytes, common: bytes, count: int) -> Array:
         [
             ("end", f"V{len(end) - UNIQUE_KEY_CHARS}"),
             ("key", "u1", UNIQUE_KEY_CHARS),
-            ("head", RECORD_HEADER),
+            ("head", record_header()),
         ]
     )
     rows = np.empty(count + 1, f"V{row.itemsize}")

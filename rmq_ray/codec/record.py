@@ -29,11 +29,10 @@ import ipaddress
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
-import numpy as np
-
+import rmq_ray.arrays as np
 from rmq_ray.codec.compression import decompress
 from rmq_ray.errors import BodyUnreadable, StoreCorrupt
 from rmq_ray.model.checksum import crc32
@@ -98,7 +97,6 @@ __all__ = [
     "OVERHEAD_BYTES",
     "PROPERTIES_BYTES_MAX",
     "RECORD_BYTES_OVER_BODY_MAX",
-    "RECORD_HEADER",
     "TOPIC_BYTES_MAX",
     "Record",
     "RecordParts",
@@ -116,6 +114,7 @@ __all__ = [
     "pack_host_v4",
     "parse_offset_message_id",
     "property_value",
+    "record_header",
     "record_parts",
     "tag_of",
     "tags_code",
@@ -138,26 +137,29 @@ BLANK = struct.Struct(">iI")
 _I32 = struct.Struct(">i")
 _I16 = struct.Struct(">h")
 
-RECORD_HEADER = np.dtype(
-    [
-        ("total", ">i4"),
-        ("magic", ">u4"),
-        ("crc", ">u4"),
-        ("queue_id", ">i4"),
-        ("flag", ">i4"),
-        ("queue_offset", ">i8"),
-        ("log_offset", ">i8"),
-        ("sys_flag", ">i4"),
-        ("born_ms", ">i8"),
-        ("born_host", "V8"),
-        ("store_ms", ">i8"),
-        ("store_host", "V8"),
-        ("reconsume_times", ">i4"),
-        ("prepared_offset", ">i8"),
-        ("body_len", ">i4"),
-    ]
-)
-"""The same as a numpy type of 88 bytes."""
+
+@cache
+def record_header() -> np.dtype[Any]:
+    """``HEADER`` as a numpy type of 88 bytes."""
+    return np.dtype(
+        [
+            ("total", ">i4"),
+            ("magic", ">u4"),
+            ("crc", ">u4"),
+            ("queue_id", ">i4"),
+            ("flag", ">i4"),
+            ("queue_offset", ">i8"),
+            ("log_offset", ">i8"),
+            ("sys_flag", ">i4"),
+            ("born_ms", ">i8"),
+            ("born_host", "V8"),
+            ("store_ms", ">i8"),
+            ("store_host", "V8"),
+            ("reconsume_times", ">i4"),
+            ("prepared_offset", ">i8"),
+            ("body_len", ">i4"),
+        ]
+    )
 
 
 def headers(buffer: bytes | bytearray | memoryview | np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -165,7 +167,7 @@ def headers(buffer: bytes | bytearray | memoryview | np.ndarray[Any, Any]) -> np
     gathers all fixed parts, ``headers(b)["queue_offset"][starts] = x`` patches them in place. Empty
     when the buffer is shorter than a header.
     """
-    return np.ndarray((max(0, len(buffer) - HEADER_BYTES + 1),), RECORD_HEADER, buffer, 0, (1,))
+    return np.ndarray((max(0, len(buffer) - HEADER_BYTES + 1),), record_header(), buffer, 0, (1,))
 
 
 def headers_at(
@@ -176,7 +178,7 @@ def headers_at(
     """
     found: np.ndarray[Any, Any] = np.ndarray(
         (max(0, len(buffer) - HEADER_BYTES + 1),), f"V{HEADER_BYTES}", buffer, 0, (1,)
-    )[starts].view(RECORD_HEADER)
+    )[starts].view(record_header())
     return found
 
 

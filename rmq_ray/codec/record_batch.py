@@ -41,10 +41,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
-
+import rmq_ray.arrays as np
 from rmq_ray.codec.record import (
     CRC_MASK,
     HEADER,
@@ -145,7 +144,7 @@ UNIQUE_KEY_CHARS = 32
 UNIQUE_TAIL_BYTES = len(UNIQUE_KEY_PREFIX) + UNIQUE_KEY_CHARS
 """Our producers end every record with the unique key, so that it can be found without parsing."""
 
-Array = np.ndarray[Any, Any]
+Array: TypeAlias = "np.ndarray[Any, Any]"
 
 
 class FrameMark(NamedTuple):

@@ -50,7 +50,7 @@ class RecordLayout:
 
     @cached_property
     def heads(self) -> Array:
-        """The fixed parts (``RECORD_HEADER``); what stands behind BORNHOST is right without IPv6
+        """The fixed parts (``record_header``); what stands behind BORNHOST is right without IPv6
         hosts only.
         """
         return headers_at(self.buffer, self.starts)

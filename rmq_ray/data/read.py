@@ -19,7 +19,7 @@ from ray.data import Datasource, ReadTask
 
 from rmq_ray.actors.access_keys import SecretKey
 from rmq_ray.actors.discovery import discovery_for
-from rmq_ray.actors.gateway import require_ray
+from rmq_ray.actors.gateway import require_driver
 from rmq_ray.actors.ray_versions import block_metadata
 from rmq_ray.client.scan.bulk_arguments import checked_columns, topic_or_pattern
 from rmq_ray.client.scan.kafka_offsets import KafkaOffset, kafka_range
@@ -83,7 +83,7 @@ def read_topic(  # noqa: PLR0913 - the settings of the outermost call
     default two for each CPU of the Ray cluster. ``options`` go to ``ray.data.read_datasource``. The
     segments are kept from retention for an hour. Raises what ``rmq_ray.spark.read_topic`` raises.
     """
-    require_ray()
+    require_driver("Ray Data")
     name = topic_or_pattern(topic, pattern, ClientError)
     discovery = discovery_for(cluster, name_servers, secret, tls, access_key, secret_key)
     _check_choice(kafka_compat, columns, splits, override_num_blocks)

@@ -25,7 +25,8 @@ import numpy as np
 import pyarrow as pa
 
 from rmq_ray.actors.access_keys import SecretKey, keywords
-from rmq_ray.actors.clients import Producer, PullConsumer
+from rmq_ray.actors.clients.consumers import PullConsumer
+from rmq_ray.actors.clients.producers import Producer
 from rmq_ray.actors.discovery import (
     RayDiscovery,
     StaticDiscovery,

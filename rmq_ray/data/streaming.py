@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from rmq_ray.actors.access_keys import SecretKey, keywords
-from rmq_ray.actors.clients import PullConsumer
+from rmq_ray.actors.clients.consumers import PullConsumer
 from rmq_ray.actors.discovery import account_of, meant_cluster
 from rmq_ray.client.scan.bulk_arguments import checked_columns
 from rmq_ray.clock import SYSTEM_CLOCK

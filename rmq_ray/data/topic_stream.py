@@ -27,7 +27,7 @@ from pyarrow import fs
 
 from rmq_ray.actors.access_keys import SecretKey
 from rmq_ray.actors.discovery import discovery_for, meant_cluster
-from rmq_ray.actors.gateway import require_ray
+from rmq_ray.actors.gateway import require_driver
 from rmq_ray.client.scan.batch_planner import BatchLimits, BatchPlanner
 from rmq_ray.client.scan.bulk_arguments import checked_columns
 from rmq_ray.client.scan.stream_checkpoint import Checkpoint, Planned
@@ -95,7 +95,7 @@ def stream(  # noqa: PLR0913 - the settings of the outermost call
     cluster or that another program uses; ``TopicNotFound``, ``TableNotFound``, ``ClusterError``;
     while iterating ``OffsetOutOfRange`` where messages that come next are gone.
     """
-    require_ray()
+    require_driver("Ray Data")
     names = _checked_topics(topics, group, max_rows, source)
     normal(start)
     check_options(options)

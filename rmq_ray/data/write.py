@@ -24,6 +24,7 @@ from ray.data.block import BlockAccessor
 
 from rmq_ray.actors.access_keys import SecretKey
 from rmq_ray.actors.discovery import discovery_for
+from rmq_ray.actors.gateway import require_driver
 from rmq_ray.client.scan.bulk_arguments import frame_timeout_ms
 from rmq_ray.client.scan.partition_sink import WriteTarget, send_partition, write_queues
 from rmq_ray.client.sending.arrow_columns import Columns
@@ -71,6 +72,7 @@ def write_topic(  # noqa: PLR0913 - the settings of the outermost call
     Raises ``ClientError`` for wrong names at once, ``TopicNotFound`` with ``once``,
     ``ClusterError`` where there is no cluster, and what a task raised.
     """
+    require_driver("Ray Data")
     if not isinstance(dataset, ray.data.Dataset):
         raise ClientError(
             f"write_topic takes a ray.data.Dataset, not a {type(dataset).__name__}; "

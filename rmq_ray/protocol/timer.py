@@ -34,10 +34,9 @@ import binascii
 import heapq
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
-import numpy as np
-
+import rmq_ray.arrays as np
 from rmq_ray.errors import ClientError, MessageIllegal
 from rmq_ray.model.message import (
     DELAY,
@@ -55,7 +54,7 @@ from rmq_ray.model.message import (
 )
 from rmq_ray.model.topics import HALF_TOPIC, OP_HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 
-Array = np.ndarray[Any, Any]
+Array: TypeAlias = "np.ndarray[Any, Any]"
 Due = tuple[int, int, int]
 """(due ms, queue offset, log offset)."""
 HEAP_MAX = 20_000

@@ -35,11 +35,11 @@ import logging
 import os
 import secrets
 import socket
-import ssl
 import struct
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from rmq_ray.clock import Clock
 from rmq_ray.config import RemotingLimits, Tls
@@ -58,8 +58,6 @@ from rmq_ray.remoting import handshake
 from rmq_ray.remoting.handler import AnswerCallback
 from rmq_ray.remoting.handshake import ClientHandshake, Credentials
 from rmq_ray.remoting.sockets import limit_waits, tune
-from rmq_ray.remoting.tls import client_context, explain
-from rmq_ray.remoting.tls_socket import Stream, TlsSocket
 from rmq_ray.remoting.waiting import (
     Waiter,
     WaitingTable,
@@ -80,6 +78,9 @@ from rmq_ray.remoting.wire.frame import (
     encode,
     encode_bytes,
 )
+
+if TYPE_CHECKING:
+    from rmq_ray.remoting.tls_socket import Stream, TlsSocket
 
 JOIN_BYTES_MAX = 64 << 10
 BATCH_FRAMES_MAX = 256
@@ -221,7 +222,14 @@ SEND_STALL_MS = 1_000
 RECEIVE_SLICE_MS = 500
 """How long a blocked send or receive of the open connection lasts before it looks around."""
 
-_TOO_LATE = "no answer to the handshake in time; the server is overloaded or stopped"
+_TOO_LATE = (
+    "no answer to the handshake in time; the server is overloaded or stopped, or no server of "
+    "this kind"
+)
+_CLOSED = (
+    "the server closed the connection during the handshake; it may be full, or no server of this "
+    "kind, or it speaks TLS only (tls=rmq.Tls(...))"
+)
 
 
 def dial(
@@ -234,13 +242,13 @@ def dial(
     """A connected, proven socket whose sends and receives give up after a second and half a second
     without progress.
     """
-    context = client_context(tls) if tls is not None else None
+    secure = None if tls is None else _secure_with(tls)
     deadline = clock.monotonic_ms() + limits.connect_timeout_ms
     try:
         sock = socket.create_connection(
             (address.host, address.port), limits.connect_timeout_ms / 1000
         )
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a host that can be no name
         raise ConnectFailed(
             f"cannot connect to {address}: {error}; nothing was sent", str(address)
         ) from None
@@ -253,8 +261,8 @@ def dial(
             )
         tune(sock)
         stream: Stream = sock
-        if context is not None:
-            stream = secured = TlsSocket(sock, context, address.host)
+        if secure is not None:
+            stream = secured = secure(sock, address.host)
             secured.shake_hands(_Exchange(sock, deadline, clock).arm)
         if credentials is not None:
             _shake_hands(
@@ -264,22 +272,39 @@ def dial(
             )
         sock.settimeout(None)
         limit_waits(sock, SEND_STALL_MS, RECEIVE_SLICE_MS)
-    except ssl.SSLError as error:
-        sock.close()
-        raise TlsFailed(
-            f"no TLS with {address}: {explain(error)}; nothing was sent", str(address)
-        ) from None
     except OSError as error:
         sock.close()
-        raise ConnectFailed(
-            f"connection to {address} ended before it was ready: "
-            f"{error or type(error).__name__}; nothing was sent",
-            str(address),
-        ) from None
+        raise _not_ready(address, error, secure is not None) from None
     except BaseException:
         sock.close()
         raise
     return stream
+
+
+def _secure_with(tls: Tls) -> Callable[[socket.socket, str], TlsSocket]:
+    """Makes TLS of a socket to a host. OpenSSL is loaded by those who speak it."""
+    from rmq_ray.remoting.tls import client_context
+    from rmq_ray.remoting.tls_socket import TlsSocket
+
+    context = client_context(tls)
+    return lambda sock, host: TlsSocket(sock, context, host)
+
+
+def _not_ready(address: Address, error: OSError, secure: bool) -> RemotingError:
+    """What became of a connection that stood and ended before anybody could use it."""
+    if secure:
+        import ssl
+
+        from rmq_ray.remoting.tls import explain
+
+        if isinstance(error, ssl.SSLError):
+            return TlsFailed(
+                f"no TLS with {address}: {explain(error)}; nothing was sent", str(address)
+            )
+    why = _TOO_LATE if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+    return ConnectFailed(
+        f"connection to {address} ended before it was ready: {why}; nothing was sent", str(address)
+    )
 
 
 class _Exchange:
@@ -292,25 +317,23 @@ class _Exchange:
 
     def ask(self, command: Command) -> Command:
         self.arm()
-        self._sock.sendall(encode_bytes(command))
-        (size,) = _LENGTH.unpack(self._receive(4))
+        try:
+            self._sock.sendall(encode_bytes(command))
+            first = self._receive(4)
+        except ConnectionError:
+            raise ConnectionResetError(_CLOSED) from None
+        (size,) = _LENGTH.unpack(first)
         if not 0 < size <= handshake.FRAME_BYTES_MAX:
-            raise MalformedFrame(f"an answer of {size} bytes to a handshake")
+            raise MalformedFrame(f"no answer to a handshake; {handshake.stranger(first)}")
         return decode(memoryview(self._receive(size)))
 
     def _receive(self, count: int) -> bytes:
         found = b""
         while len(found) < count:
             self.arm()
-            try:
-                piece = self._sock.recv(count - len(found))
-            except TimeoutError:
-                raise TimeoutError(_TOO_LATE) from None
+            piece = self._sock.recv(count - len(found))
             if not piece:
-                raise ConnectionResetError(
-                    "the server closed the connection during the handshake; it may be full, "
-                    "or no server of this kind, or it speaks TLS only (tls=rmq.Tls(...))"
-                )
+                raise ConnectionResetError(_CLOSED)
             found += piece
         return found
 
@@ -318,7 +341,7 @@ class _Exchange:
         """Wait no longer than the deadline. ``TimeoutError`` where it has passed."""
         left_ms = self._deadline_ms - self._clock.monotonic_ms()
         if left_ms <= 0:
-            raise TimeoutError(_TOO_LATE)
+            raise TimeoutError
         self._sock.settimeout(left_ms / 1000)
 
 
@@ -571,7 +594,10 @@ class Connection:
             while end - start >= 4:
                 (size,) = _LENGTH.unpack_from(buffer, start)
                 if not FRAME_BYTES_MIN <= size <= self._limits.frame_bytes_max:
-                    raise MalformedFrame(f"{self._name} sent a frame of {size} bytes", self._name)
+                    first = bytes(view[start : start + 4])
+                    raise MalformedFrame(
+                        f"{self._name} sent no frame; {handshake.stranger(first)}", self._name
+                    )
                 stop = start + 4 + size
                 if stop > end:
                     break

@@ -117,6 +117,25 @@ class ClientHandshake:
             )
 
 
+def stranger(first: bytes) -> str:
+    """Who seems to listen where an answer begins with these bytes, which are no frame of ours; for
+    errors.
+
+    >>> stranger(b"HTTP")
+    "an HTTP server listens there: check host and port of rmq_ray's server"
+    """
+    if first[:2] in _TLS_RECORDS:
+        return "it speaks TLS: connect with tls=rmq.Tls(...), or set RMQ_TLS_CA"
+    text = first.decode("ascii", "replace")
+    said = f"another program, which says {text!r}, " if text.isprintable() else "another program "
+    who = "an HTTP server " if first == b"HTTP" else said
+    return f"{who}listens there: check host and port of rmq_ray's server"
+
+
+_TLS_RECORDS = (b"\x15\x03", b"\x16\x03")
+"""An alert and a handshake, of any version."""
+
+
 class ServerState(Enum):
     """Where the server's side stands."""
 

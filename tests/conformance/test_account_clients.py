@@ -14,13 +14,9 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.actors.clients import (
-    AsyncProducer,
-    Producer,
-    PullConsumer,
-    PushConsumer,
-    SimpleConsumer,
-)
+from rmq_ray.actors.clients.async_producers import AsyncProducer
+from rmq_ray.actors.clients.consumers import PullConsumer, PushConsumer, SimpleConsumer
+from rmq_ray.actors.clients.producers import Producer
 from rmq_ray.actors.discovery import discovery_for
 from rmq_ray.client.admin.admin import Admin
 from rmq_ray.client.scan.scan_plan import open_reader, plan_scan

@@ -15,6 +15,7 @@ from rmq_ray.remoting.wire import bodies, pops, records
 from rmq_ray.remoting.wire.codes import RequestCode as Code
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.halves import End, HalvesHeader, pack_ends
+from rmq_ray.remoting.wire.header import specification
 
 FIELDS = {"topic": "orders", "b": "orders", "consumerGroup": "billing", "group": "billing"}
 VALUES = {
@@ -86,7 +87,7 @@ def fields_of(row: Row) -> dict[str, str]:
     if row.code is Code.SEND_HALVES:
         return FIELDS | HalvesHeader("orders", 0, "web").to_fields()
     found = FIELDS | UNLIKE_HEADERS.get(row.code, {})
-    for _, wire, parse, required, _ in row.header._spec if row.header is not None else ():
+    for _, wire, parse, required, _ in () if row.header is None else specification(row.header):
         if required and wire not in found:
             found[wire] = VALUES.get(wire, "x" if parse is str else "0")
     return found

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -137,27 +138,53 @@ def test_unit_tests_neither_sleep_nor_use_ray() -> None:
     assert not found, "\n" + "\n".join(found)
 
 
+NOT_OF_A_PRODUCER = (
+    *("numpy", "pyarrow", "ray", "asyncio", "ssl", "email", "http", "importlib.metadata"),
+    *("logging.config", "difflib", "tempfile", "pathlib", "subprocess", "yaml", "click"),
+    *("rmq_ray.store", "rmq_ray.server", "rmq_ray.table", "rmq_ray.client.admin"),
+    *("rmq_ray.client.push", "rmq_ray.client.pull", "rmq_ray.client.pop"),
+    *("rmq_ray.client.sending.loop_sender", "rmq_ray.protocol.filters.sql92_parser"),
+    *("rmq_ray.remoting.tls", "rmq_ray.protocol.access", "rmq_ray.model.trace"),
+)
+"""What a program does not wait for that only sends."""
+MODULES_OF_A_PRODUCER_MAX = 92
+"""Of ours, loaded before its first message: a tenth of a second, most of it. This only falls."""
+
+
 @pytest.mark.parametrize(
     ("module", "heavy"),
     [
         ("rmq_ray", ("pyspark", "raydp", "py4j")),
         ("rmq_ray.server.broker.broker", ("pyarrow", "ray")),  # a restart waits for its imports
         ("rmq_ray.cluster", ("pyarrow", "rmq_ray.server.broker.broker", "rmq_ray.store")),
+        ("rmq_ray; rmq_ray.Producer", NOT_OF_A_PRODUCER),
+        ("rmq_ray; rmq_ray.connect", NOT_OF_A_PRODUCER),
+        ("rmq_ray; rmq_ray.PushConsumer", ("pyarrow", "ray", "rmq_ray.store", "rmq_ray.table")),
     ],
 )
 def test_what_is_heavy_is_not_imported_where_it_is_not_needed(
     module: str, heavy: tuple[str, ...]
 ) -> None:
-    code = f"import sys, {module}; print([m for m in {heavy} if m in sys.modules])"
+    assert not loaded_by(module).intersection(heavy)
+
+
+def test_the_number_of_modules_that_a_producer_waits_for_only_falls() -> None:
+    ours = [name for name in loaded_by("rmq_ray; rmq_ray.Producer") if name.startswith("rmq_ray")]
+    assert len(ours) <= MODULES_OF_A_PRODUCER_MAX, sorted(ours)
+
+
+@cache
+def loaded_by(imported: str) -> frozenset[str]:
+    """The modules of a process that has imported these."""
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", f"import sys, {imported}; print(*sys.modules)"],
         capture_output=True,
         text=True,
         timeout=50,
         cwd=ROOT,
         check=True,
     )
-    assert done.stdout.strip() == "[]"
+    return frozenset(done.stdout.split())
 
 
 def test_every_public_name_is_exported_and_documented() -> None:

@@ -18,9 +18,11 @@ from rmq_ray.client.admin.access_control import AccessControl
 from rmq_ray.client.admin.admin_groups import AdminGroups
 from rmq_ray.client.admin.admin_link import POLL_MS, body_of
 from rmq_ray.client.admin.admin_settings import AdminSettings
+from rmq_ray.client.admin.health import Health, look
 from rmq_ray.client.admin.unread import readers, unread
+from rmq_ray.client.outgoing.send_request import timeout_in_ms
 from rmq_ray.codec.record import decode_record, parse_offset_message_id, record_row
-from rmq_ray.errors import AdminError, ClientError
+from rmq_ray.errors import AdminError, ClientError, RmqError
 from rmq_ray.extras import load
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.model.moments import unless_seconds
@@ -82,6 +84,17 @@ class Admin(AdminGroups, AdminSettings):
         cluster.
         """
         return AccessControl(self._discovery)
+
+    def health(self, timeout: float = 1.0) -> Health:
+        """Whether a name server and a broker's master answer within ``timeout`` seconds: for load
+        balancers, which ask every few seconds. Raises nothing but ``ClientError`` for a time-out
+        that is none; what is wrong is in ``Health.problem``. Two small requests.
+        """
+        timeout_ms = timeout_in_ms(timeout)
+        try:
+            return look(self._client(), timeout_ms)
+        except RmqError as error:
+            return Health(problem=str(error))
 
     def topics(self, *, system: bool = False) -> list[str]:
         """Names of all topics; with ``system`` also the queue's own, retry and dead-letter

@@ -30,6 +30,7 @@ from collections.abc import Callable, Collection
 from enum import Enum
 from typing import Protocol, TypeVar
 
+from rmq_ray.client.instance.at_exit import when_program_is_over
 from rmq_ray.client.instance.broker_link import BrokerLink
 from rmq_ray.client.instance.route_cache import RouteCache, RouteWatch
 from rmq_ray.client.instance.stopped_brokers import StoppedBrokers
@@ -37,11 +38,12 @@ from rmq_ray.client.instance.timers import ClientTimers
 from rmq_ray.clock import SYSTEM_CLOCK, Clock
 from rmq_ray.config import RemotingLimits
 from rmq_ray.errors import ClientError, RemotingError, ResponseError, RouteNotAuthorized
+from rmq_ray.guard import guarded
 from rmq_ray.model.groups import ConsumerData, Heartbeat
 from rmq_ray.model.ids import MASTER_ID, Address
 from rmq_ray.model.topics import TopicRoute
 from rmq_ray.ports import Discovery
-from rmq_ray.protocol.filters.subscriptions import CONFLICT_FIELD
+from rmq_ray.protocol.filters.subscription_conflicts import CONFLICT_FIELD
 from rmq_ray.protocol.routing.route_table import similar_topics
 from rmq_ray.remoting.sockets import LOOPBACK, local_ip, process_id
 from rmq_ray.remoting.wire.bodies import decode_route, decode_topic_list, encode_heartbeat
@@ -74,6 +76,10 @@ class ManagedProducer(Protocol):
 
     def published_topics(self) -> Collection[str]:
         """Topics whose routes are refreshed every 30 s. Called from the timer thread."""
+        ...
+
+    def drain(self) -> None:
+        """The program is over: send what lingers, wait for the answers, up to the send time-out."""
         ...
 
     def handle_request(self, command: Command, address: Address) -> Command | None:
@@ -253,6 +259,14 @@ class ClientInstance:
             self.timers.every("offsets", PERSIST_MS, self._persist, first_ms=PERSIST_FIRST_MS)
             self.timers.start()
             self._state = ServiceState.RUNNING
+        _registry.watch_exit()
+
+    def settle(self) -> None:
+        """The program is over: producers send what they took, consumers hand over their offsets."""
+        for producer in list(self._producers.values()):
+            kind = f"what producer {producer.group} still had to send"
+            guarded(log, kind, producer.drain, then="the program ends")
+        guarded(log, "handing offsets over", self._persist, then="the program ends")
 
     def release(self) -> None:
         """Stop timers and connections if no producer and no consumer is left; else nothing. Safe to
@@ -515,6 +529,18 @@ class _Registry:
         self.lock = threading.RLock()  # as the lock of an instance
         self.instances: dict[str, ClientInstance] = {}
         self._last_nano = 0
+        self._watches_exit = False
+
+    def watch_exit(self) -> None:
+        """Settle what the instances owe when the program is over."""
+        with self.lock:
+            if not self._watches_exit:
+                when_program_is_over(self._settle)
+                self._watches_exit = True
+
+    def _settle(self) -> None:
+        for instance in ClientInstance.running():
+            instance.settle()
 
     def new_id(self, discovery: Discovery, clock: Clock) -> str:
         """``ip@pid#nanotime``, the nanotime rising so that two ids made at once differ."""

@@ -16,7 +16,7 @@ import logging
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rmq_ray.client.instance.timers import ClientTimers
 from rmq_ray.clock import SYSTEM_CLOCK, Clock
@@ -98,6 +98,13 @@ class RouteCache:
     def publish(self, topic: str) -> PublishInfo | None:
         """The cached list of queues to write; None when the topic was never looked up."""
         return self._publish.get(topic)
+
+    def writable(self, topic: str) -> Sequence[MessageQueue] | None:
+        """The queues of a topic that are written to, without asking anybody; None where none are
+        known.
+        """
+        info = self._publish.get(topic)
+        return info.queues if info is not None and info.queues else None
 
     def is_between_masters(self, topic: str) -> bool:
         """Whether a topic without queues to write may have some in a moment: it had some before

@@ -26,8 +26,7 @@ from itertools import repeat
 from threading import Lock
 from typing import Any
 
-import numpy as np
-
+import rmq_ray.arrays as np
 from rmq_ray.codec.compression import decompress
 from rmq_ray.codec.record import (
     HEADER,
@@ -529,7 +528,7 @@ def restored(
     """A pickled message comes back as the only one of a page. ``ConsumeError`` when ``record`` is
     no record.
     """
-    page = PulledPage(MessageQueue(*queue), record, np.array([len(record)], np.int64), 0, bounds)
+    page = PulledPage(MessageQueue(*queue), record, (len(record),), 0, bounds)
     page.namespace = namespace
     message = MessageExt(page, 0, started_ms)
     if reconsume_times != message.reconsume_times:

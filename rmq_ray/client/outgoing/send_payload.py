@@ -33,8 +33,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-
+import rmq_ray.arrays as np
 from rmq_ray.clock import local_month_ms
 from rmq_ray.codec.key_range import KeyRange
 from rmq_ray.codec.keyed_encoder import NO_FLAGS, RecordFlags, encode_keyed

@@ -39,8 +39,9 @@ from rmq_ray.client.outgoing.send_request import (
     when,
 )
 from rmq_ray.client.producer.cancel_delayed import recall_in_loop
+from rmq_ray.client.producer.loop_requests import LoopRequests
 from rmq_ray.client.producer.producer_base import ProducerBase
-from rmq_ray.client.producer.request_reply import AskOptions, LoopRequests, request_of
+from rmq_ray.client.producer.request_reply import AskOptions, request_of
 from rmq_ray.client.sending.loop_sender import LoopSender
 from rmq_ray.client.sending.producer_core import CLOSE_SLACK_MS, ProducerCore
 from rmq_ray.client.transaction.async_transaction import (

@@ -5,7 +5,8 @@ Decides which answer is which error. ``recall`` blocks, ``recall_in_loop`` does 
 
 from __future__ import annotations
 
-from rmq_ray.client.sending.loop_sender import LoopSender
+from typing import TYPE_CHECKING
+
 from rmq_ray.client.sending.producer_core import ProducerCore
 from rmq_ray.errors import BrokerUnreachable, RecallFailed, ResponseError
 from rmq_ray.model.ids import Address
@@ -14,6 +15,9 @@ from rmq_ray.protocol.timer import RecallHandle
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import RecallHeader
+
+if TYPE_CHECKING:
+    from rmq_ray.client.sending.loop_sender import LoopSender
 
 
 def recall(core: ProducerCore, topic: str, recall_handle: str, timeout_ms: float) -> str:

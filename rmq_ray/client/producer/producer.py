@@ -20,10 +20,9 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Self, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
 from rmq_ray.client.instance.client_instance import ServiceState
-from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.client.outgoing.send_future import SendFuture
 from rmq_ray.client.outgoing.send_request import (
     Selector,
@@ -36,9 +35,7 @@ from rmq_ray.client.outgoing.send_request import (
     timeout_in_ms,
     when,
 )
-from rmq_ray.client.producer.cancel_delayed import recall
 from rmq_ray.client.producer.producer_base import ProducerBase
-from rmq_ray.client.producer.request_reply import AskOptions, Reply, ask
 from rmq_ray.client.sending.producer_core import ProducerCore
 from rmq_ray.client.sending.send_steps import send_frames
 from rmq_ray.client.transaction import transaction
@@ -52,6 +49,10 @@ from rmq_ray.model.ids import FrameId, MessageQueue
 from rmq_ray.model.message import Message, SendResult
 from rmq_ray.ports import Discovery
 from rmq_ray.protocol.validators import NO_KEYS, check_send_topic, property_text
+
+if TYPE_CHECKING:
+    from rmq_ray.client.messages.received import MessageExt
+    from rmq_ray.client.producer.request_reply import AskOptions, InFlightRequest, Reply
 
 _living: weakref.WeakSet[Producer] = weakref.WeakSet()
 _PLAIN_TOPICS_MAX = 4_096
@@ -361,6 +362,8 @@ class Producer(ProducerBase):
         """Take back a message that waits for its delivery time; see
         ``client.producer.cancel_delayed``. Its message id.
         """
+        from rmq_ray.client.producer.cancel_delayed import recall
+
         return recall(self._core or self._ready(), topic, recall_handle, self._time(timeout))
 
     def transaction(
@@ -394,9 +397,7 @@ class Producer(ProducerBase):
         """
         core = self._core or self._ready()
         core.callbacks.check_may_wait("a reply")
-        return ask(
-            core, self._steps, topic_or_message, body, timeout_in_ms(timeout), options
-        ).answer()
+        return self._ask(core, topic_or_message, body, timeout, options).answer()
 
     def request_async(
         self,
@@ -411,16 +412,22 @@ class Producer(ProducerBase):
 
         Its callbacks run as those of ``send_async``.
         """
-        return ask(
-            self._core or self._ready(),
-            self._steps,
-            topic_or_message,
-            body,
-            timeout_in_ms(timeout),
-            options,
-        ).reply
+        core = self._core or self._ready()
+        return self._ask(core, topic_or_message, body, timeout, options).reply
 
     # --- inside -----------------------------------------------------------------------------------
+
+    def _ask(
+        self,
+        core: ProducerCore,
+        topic_or_message: str | Message,
+        body: bytes | None,
+        timeout: float,
+        options: AskOptions,
+    ) -> InFlightRequest:
+        from rmq_ray.client.producer.request_reply import ask
+
+        return ask(core, self._steps, topic_or_message, body, timeout_in_ms(timeout), options)
 
     def _is_plain(self, topic: str) -> bool:
         """Whether messages for the topic may travel in frames; remembered. Raises for topics that

@@ -4,7 +4,7 @@
                             └──call_soon──> ship (task) ──> resolve ──> AsyncConnection
 
 Everything runs in the loop except route look-ups, which a thread does
-(``client.sending.producer_core``). What follows a failure is decided by
+(``client.sending.loop_route_wait``). What follows a failure is decided by
 ``client.sending.send_engine``, as for threads; only the waiting differs. Halves and ends of
 transactions are grouped by ``LoopGroups``, too.
 
@@ -34,7 +34,8 @@ from rmq_ray.client.outgoing.send_payload import (
 )
 from rmq_ray.client.outgoing.send_request import SendRequest
 from rmq_ray.client.sending.batch_bisect import bisected
-from rmq_ray.client.sending.producer_core import LoopRouteWait, ProducerCore
+from rmq_ray.client.sending.loop_route_wait import LoopRouteWait
+from rmq_ray.client.sending.producer_core import ProducerCore
 from rmq_ray.client.sending.send_engine import (
     LEFT_TO_SHARE,
     InFlightSend,

@@ -19,9 +19,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from rmq_ray.client.interceptors.message_trace import SendTrace
 from rmq_ray.client.interceptors.send_hooks import (
     ASYNC,
     ONEWAY,
@@ -49,6 +48,9 @@ from rmq_ray.model.namespaces import (
     without_namespace,
 )
 from rmq_ray.protocol.validators import check_send_topic, property_text
+
+if TYPE_CHECKING:
+    from rmq_ray.client.interceptors.message_trace import SendTrace
 
 log = logging.getLogger("rmq_ray.client")
 
@@ -93,6 +95,8 @@ class SendSteps:
     def watch(self, core: ProducerCore) -> None:
         """The producer's core has started: trace its sends, if that was asked for."""
         if self._trace:
+            from rmq_ray.client.interceptors.message_trace import SendTrace
+
             self.trace = SendTrace(core.instance, core.config)
             core.finishers.append(self.trace.dispatcher.close)
             self.hooks = (*self._own, self.trace)

@@ -16,13 +16,10 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.interceptors.send_hooks import TransactionEnd
-from rmq_ray.client.messages.received import MessageExt, PulledPage
-from rmq_ray.codec.record import decode_record
 from rmq_ray.errors import RemotingError
 from rmq_ray.guard import attempt, guarded, shown, tell_failure, why
 from rmq_ray.model.ids import Address, MessageQueue
@@ -32,7 +29,10 @@ from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, Command
 from rmq_ray.remoting.wire.headers import CheckTransactionHeader, EndTransactionHeader
 
-Checker = Callable[[MessageExt], object]
+if TYPE_CHECKING:
+    from rmq_ray.client.messages.received import MessageExt
+
+Checker = Callable[["MessageExt"], object]
 """The half message -> ``LocalTransactionState``; True, False and None stand for commit, rollback
 and unknown.
 """
@@ -104,11 +104,13 @@ class TransactionChecks:
             guarded(log, kind, self._answer, header, body, address, then="the broker asks again")
 
     def _answer(self, header: CheckTransactionHeader, body: bytes, address: Address) -> None:
+        # few producers are ever asked: the others start without what reads messages
+        from rmq_ray.client.messages.received import PulledPage
+        from rmq_ray.codec.record import decode_record
+
         record = decode_record(body)
-        page = PulledPage(
-            MessageQueue(record.topic, "", record.queue_id), body, np.array([len(body)], np.int32)
-        )
-        (message,) = page.messages()
+        queue = MessageQueue(record.topic, "", record.queue_id)
+        (message,) = PulledPage(queue, body, (len(body),)).messages()
         if message.all_properties.get(PRODUCER_GROUP) != self._group:
             return
         state, remark = self._known(message.message_id), None

@@ -10,15 +10,17 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.client.outgoing.send_request import SendRequest, checked_request
 from rmq_ray.client.transaction.transaction_checks import as_state
 from rmq_ray.errors import ClientError, TransactionError
 from rmq_ray.guard import shown, tell_failure
 from rmq_ray.model.message import Message, SendResult
 from rmq_ray.protocol.transaction import LocalTransactionState
+
+if TYPE_CHECKING:
+    from rmq_ray.client.messages.received import MessageExt
 
 log = logging.getLogger("rmq_ray.client.transaction.transaction")
 

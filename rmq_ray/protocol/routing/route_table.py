@@ -36,7 +36,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 
 from rmq_ray.errors import MasterReplaced
 from rmq_ray.model.ids import MASTER_ID, MessageQueue
@@ -503,6 +502,8 @@ def similar_topics(topic: str, names: Iterable[str], servers: Collection[str] = 
     folded: dict[str, list[str]] = {}
     for name in users:
         folded.setdefault(name.lower(), []).append(name)
+    from difflib import get_close_matches  # only who misspells a topic needs it
+
     close = get_close_matches(topic.lower(), folded, SIMILAR_MAX, SIMILARITY_MIN)
     return [name for one in close for name in folded[one]][:SIMILAR_MAX]
 

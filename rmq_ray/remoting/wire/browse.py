@@ -19,7 +19,7 @@ import msgpack
 
 from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.wire.frame import Buffer, Command
-from rmq_ray.remoting.wire.header import Header, Int32, header
+from rmq_ray.remoting.wire.header import Header, Int32
 
 COUNT_MAX = 500
 NEWEST, FROM, WAITING = "newest", "from", "waiting"
@@ -30,8 +30,7 @@ MESSAGE = ("queue", "offset", "due_ms", "record")
 """``due_ms``: of messages that wait for a time, else nil."""
 
 
-@header()
-class BrowseHeader(Header):
+class BrowseHeader(Header, frozen=True):
     """BROWSE_MESSAGES 20100. ``queue_id`` -1: all; ``offset`` and ``time_ms`` -1: none; ``count``
     0: the queues only. ``committed_of``: a group whose progress is told, for who may consume with
     it.

@@ -1,16 +1,18 @@
 """What every header class shares: from ext fields (text) to typed values and back (remoting 3).
 
-A header class lists its fields; ``header`` gives it the wire names and parsers. Decides what text
-is an integer or a boolean; the classes themselves are in ``headers``. Invariants: pure; a field
-that is required and missing, or cannot be parsed, raises ``HeaderInvalid`` and nothing else;
+A header class lists its fields; ``specification`` tells their wire names and parsers. Decides what
+text is an integer or a boolean; the classes themselves are in ``headers``. Invariants: pure; a
+field that is required and missing, or cannot be parsed, raises ``HeaderInvalid`` and nothing else;
 unknown fields are ignored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields
-from typing import Any, ClassVar, Self, dataclass_transform
+from functools import cache
+from typing import Any, Self
+
+from msgspec import Struct
 
 from rmq_ray.errors import RemotingError
 from rmq_ray.model.ids import FrameId
@@ -65,32 +67,11 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
 }
 
 
-@dataclass_transform(frozen_default=True)
-def header(**names: str) -> Callable[[type], type]:
-    """Make a frozen header class; ``names`` gives the wire name where it is not the field's own in
-    camel case.
+def wire_names(**names: str) -> Callable[[str], str]:
+    """What renames the fields of a header class: ``names`` gives the wire name where it is not the
+    field's own in camel case.
     """
-
-    def make(cls: type) -> type:
-        made: Any = dataclass(frozen=True, slots=True)(cls)
-        made._spec = tuple(_spec_of(field, names) for field in fields(made))
-        found: type = made
-        return found
-
-    return make
-
-
-def _spec_of(
-    field: Any, names: Mapping[str, str]
-) -> tuple[str, str, Callable[[str], Any], bool, Any]:
-    required = field.default is MISSING
-    return (
-        field.name,
-        names.get(field.name, _camel(field.name)),
-        _PARSERS[str(field.type)],
-        required,
-        None if required else field.default,
-    )
+    return lambda field: names.get(field) or _camel(field)
 
 
 def _camel(name: str) -> str:
@@ -98,18 +79,15 @@ def _camel(name: str) -> str:
     return first + "".join(part.capitalize() for part in rest)
 
 
-class Header:
+class Header(Struct, frozen=True, rename=_camel):
     """What all headers share."""
-
-    __slots__ = ()
-    _spec: ClassVar[tuple[tuple[str, str, Callable[[str], Any], bool, Any], ...]] = ()
 
     @classmethod
     def from_fields(cls, found: Fields) -> Self:
         """Parse; unknown fields are ignored."""
         source: Mapping[str, str] = found or {}
         values: dict[str, Any] = {}
-        for name, wire, parse, required, default in cls._spec:
+        for name, wire, parse, required, default in specification(cls):
             text = source.get(wire)
             if text is None:
                 if required:
@@ -127,11 +105,24 @@ class Header:
     def to_fields(self) -> dict[str, str]:
         """Fields in alphabetical order, None omitted, booleans ``true`` and ``false``."""
         found: dict[str, str] = {}
-        for name, wire, *_ in self._spec:
+        for name, wire, *_ in specification(type(self)):
             value = getattr(self, name)
             if value is not None:
                 found[wire] = _text(value)
         return dict(sorted(found.items()))
+
+
+@cache
+def specification(
+    kind: type[Header],
+) -> tuple[tuple[str, str, Callable[[str], Any], bool, Any], ...]:
+    """Of each field: its name, its wire name, its parser, whether it is required, its default."""
+    names = kind.__struct_fields__
+    defaults = dict(zip(reversed(names), reversed(kind.__struct_defaults__), strict=False))
+    return tuple(
+        (name, wire, _PARSERS[kind.__annotations__[name]], name not in defaults, defaults.get(name))
+        for name, wire in zip(names, kind.__struct_encode_fields__, strict=True)
+    )
 
 
 def _text(value: Any) -> str:

@@ -16,13 +16,18 @@ SEND_REPLY_MESSAGE 324 and 325 have the headers of 10 and 310 (``headers.SendHea
 from __future__ import annotations
 
 from rmq_ray.model.ids import FrameId
-from rmq_ray.remoting.wire.header import Fields, Header, HeaderInvalid, Int32, header
+from rmq_ray.remoting.wire.header import Fields, Header, HeaderInvalid, Int32, wire_names
 
 
-@header(
-    born_ms="bornTimestamp", store_ms="storeTimestamp", default_topic_queues="defaultTopicQueueNums"
-)
-class PushReplyHeader(Header):
+class PushReplyHeader(
+    Header,
+    frozen=True,
+    rename=wire_names(
+        born_ms="bornTimestamp",
+        store_ms="storeTimestamp",
+        default_topic_queues="defaultTopicQueueNums",
+    ),
+):
     """``born_host``, ``store_host``: ``ip:port``. ``properties`` hold CORRELATION_ID."""
 
     producer_group: str
@@ -41,8 +46,9 @@ class PushReplyHeader(Header):
     unit_mode: bool | None = None
 
 
-@header(force="isForce", timestamp_ms="timestamp")
-class ResetOffsetHeader(Header):
+class ResetOffsetHeader(
+    Header, frozen=True, rename=wire_names(force="isForce", timestamp_ms="timestamp")
+):
     """INVOKE_BROKER_TO_RESET_OFFSET 222 and RESET_CONSUMER_CLIENT_OFFSET 220. ``timestamp_ms`` -1 =
     the queues' ends.
     """
@@ -53,8 +59,7 @@ class ResetOffsetHeader(Header):
     force: bool = False
 
 
-@header()
-class ConsumerStatusHeader(Header):
+class ConsumerStatusHeader(Header, frozen=True):
     """INVOKE_BROKER_TO_GET_CONSUMER_STATUS 223 (``client_addr`` empty = every member) and
     GET_CONSUMER_STATUS_FROM_CLIENT 221.
     """
@@ -64,8 +69,7 @@ class ConsumerStatusHeader(Header):
     client_addr: str | None = None
 
 
-@header()
-class CloneGroupHeader(Header):
+class CloneGroupHeader(Header, frozen=True):
     """CLONE_GROUP_OFFSET 314."""
 
     src_group: str
@@ -74,15 +78,13 @@ class CloneGroupHeader(Header):
     offline: bool = False
 
 
-@header()
-class BrokerConsumeStatsHeader(Header):
+class BrokerConsumeStatsHeader(Header, frozen=True):
     """GET_BROKER_CONSUME_STATS 317."""
 
     is_order: bool = False
 
 
-@header()
-class RunningInfoHeader(Header):
+class RunningInfoHeader(Header, frozen=True):
     """GET_CONSUMER_RUNNING_INFO 307."""
 
     consumer_group: str
@@ -90,8 +92,7 @@ class RunningInfoHeader(Header):
     jstack_enable: bool = False
 
 
-@header()
-class ConsumeDirectlyHeader(Header):
+class ConsumeDirectlyHeader(Header, frozen=True):
     """CONSUME_MESSAGE_DIRECTLY 309. The broker looks the message up by ``msg_id`` and adds it as
     the body.
     """
@@ -105,13 +106,16 @@ class ConsumeDirectlyHeader(Header):
 __all__ = ["HeaderInvalid"]
 
 
-@header(
-    default_topic_queues="defaultTopicQueueNums",
-    born_ms="bornTimestamp",
-    broker_name="bname",
-    frame_id="rmqFrame",
-)
-class SendHeader(Header):
+class SendHeader(
+    Header,
+    frozen=True,
+    rename=wire_names(
+        default_topic_queues="defaultTopicQueueNums",
+        born_ms="bornTimestamp",
+        broker_name="bname",
+        frame_id="rmqFrame",
+    ),
+):
     """SEND_MESSAGE 10, long names. ``from_v2`` and ``to_v2`` use the letters of 310 and 320.
 
     ``frame_id``: ours, makes a retry of a single message recognisable; travels as ``rmqFrame``,
@@ -167,8 +171,7 @@ _LETTERS = {
 }
 
 
-@header(message_id="msgId")
-class SendAnswerHeader(Header):
+class SendAnswerHeader(Header, frozen=True, rename=wire_names(message_id="msgId")):
     """Answer to a send: the offset id, the queue and its offset."""
 
     message_id: str
@@ -177,8 +180,11 @@ class SendAnswerHeader(Header):
     transaction_id: str | None = None
 
 
-@header(max_count="maxMsgNums", suspend_ms="suspendTimeoutMillis")
-class PullHeader(Header):
+class PullHeader(
+    Header,
+    frozen=True,
+    rename=wire_names(max_count="maxMsgNums", suspend_ms="suspendTimeoutMillis"),
+):
     """PULL_MESSAGE 11 (remoting 7)."""
 
     consumer_group: str
@@ -194,8 +200,11 @@ class PullHeader(Header):
     expression_type: str | None = None
 
 
-@header(suggested_broker="suggestWhichBrokerId", next_offset="nextBeginOffset")
-class PullAnswerHeader(Header):
+class PullAnswerHeader(
+    Header,
+    frozen=True,
+    rename=wire_names(suggested_broker="suggestWhichBrokerId", next_offset="nextBeginOffset"),
+):
     """The four fields that are always there when the store was asked."""
 
     suggested_broker: int
@@ -204,16 +213,16 @@ class PullAnswerHeader(Header):
     max_offset: int
 
 
-@header()
-class QueueHeader(Header):
+class QueueHeader(Header, frozen=True):
     """30, 31, 32: a queue of a topic."""
 
     topic: str
     queue_id: Int32
 
 
-@header(timestamp_ms="timestamp", exact="rmqExact")
-class SearchOffsetHeader(Header):
+class SearchOffsetHeader(
+    Header, frozen=True, rename=wire_names(timestamp_ms="timestamp", exact="rmqExact")
+):
     """SEARCH_OFFSET_BY_TIMESTAMP 29. ``exact`` (ours): the first message stored then or later, the
     queue's end where there is none; without it RocketMQ's answer.
     """
@@ -224,8 +233,9 @@ class SearchOffsetHeader(Header):
     exact: bool | None = None
 
 
-@header(with_epoch="rmqWithEpoch", known_ms="rmqKnownMs")
-class QueryOffsetHeader(Header):
+class QueryOffsetHeader(
+    Header, frozen=True, rename=wire_names(with_epoch="rmqWithEpoch", known_ms="rmqKnownMs")
+):
     """QUERY_CONSUMER_OFFSET 14. ``set_zero_if_not_found`` False (RocketMQ 5): only an offset that
     was committed is one; brokers of 4.9 do not know it. ``with_epoch`` (ours): the answer shall
     name the log's epoch, and how long the group is known in the topic. ``known_ms`` (ours): how
@@ -240,8 +250,7 @@ class QueryOffsetHeader(Header):
     known_ms: int | None = None
 
 
-@header(known_ms="rmqKnownMs")
-class GroupKnown(Header):
+class GroupKnown(Header, frozen=True, rename=wire_names(known_ms="rmqKnownMs")):
     """For how long the group has had a position in the topic (ours): in an answer of 14, with or
     without an offset, at this broker, where it was asked ``with_epoch``; in a pop that begins, at
     another one. None where it has none.
@@ -250,8 +259,7 @@ class GroupKnown(Header):
     known_ms: int | None = None
 
 
-@header(reconsume_times="rmqReconsumeTimes")
-class FailedTry(Header):
+class FailedTry(Header, frozen=True, rename=wire_names(reconsume_times="rmqReconsumeTimes")):
     """What a SETTLE_POPPED gives back are failed tries (ours): of messages that had come again so
     often before. None: it says nothing of failures.
     """
@@ -259,13 +267,16 @@ class FailedTry(Header):
     reconsume_times: int | None = None
 
 
-@header(
-    lock_epoch="rmqLockEpoch",
-    client_id="rmqClient",
-    log_epoch="rmqLogEpoch",
-    increase_only="rmqIncreaseOnly",
-)
-class UpdateOffsetHeader(Header):
+class UpdateOffsetHeader(
+    Header,
+    frozen=True,
+    rename=wire_names(
+        lock_epoch="rmqLockEpoch",
+        client_id="rmqClient",
+        log_epoch="rmqLogEpoch",
+        increase_only="rmqIncreaseOnly",
+    ),
+):
     """UPDATE_CONSUMER_OFFSET 15. ``lock_epoch`` (ours): under which lock of the queue this was
     consumed in order. ``client_id`` (ours): a consumer says so, whatever this connection has told
     before; tools leave it out. ``log_epoch`` (ours): of the answer that brought the reader there.
@@ -282,8 +293,7 @@ class UpdateOffsetHeader(Header):
     increase_only: bool | None = None
 
 
-@header(since="rmqSince")
-class AllOffsetsHeader(Header):
+class AllOffsetsHeader(Header, frozen=True, rename=wire_names(since="rmqSince")):
     """GET_ALL_CONSUMER_OFFSET 43. ``since`` (ours): only what changed behind that change, if the
     broker can tell.
     """
@@ -291,8 +301,9 @@ class AllOffsetsHeader(Header):
     since: int | None = None
 
 
-@header(change="rmqChange", since="rmqSince")
-class AllOffsetsAnswer(Header):
+class AllOffsetsAnswer(
+    Header, frozen=True, rename=wire_names(change="rmqChange", since="rmqSince")
+):
     """Answer of 43. ``change`` (ours): the latest one in it. ``since`` (ours): the body holds no
     more than what changed behind that one.
     """
@@ -301,8 +312,7 @@ class AllOffsetsAnswer(Header):
     since: int | None = None
 
 
-@header(log_epoch="rmqLogEpoch")
-class OffsetAnswer(Header):
+class OffsetAnswer(Header, frozen=True, rename=wire_names(log_epoch="rmqLogEpoch")):
     """Answer of 14, 29, 30, 31. ``log_epoch`` (ours): in which the offset holds, where 14 was asked
     for it.
     """
@@ -311,20 +321,22 @@ class OffsetAnswer(Header):
     log_epoch: int | None = None
 
 
-@header()
-class ViewMessageHeader(Header):
+class ViewMessageHeader(Header, frozen=True):
     """VIEW_MESSAGE_BY_ID 33: a physical offset."""
 
     offset: int
 
 
-@header(
-    max_count="maxNum",
-    begin_ms="beginTimestamp",
-    end_ms="endTimestamp",
-    unique_key="_UNIQUE_KEY_QUERY",
-)
-class QueryMessageHeader(Header):
+class QueryMessageHeader(
+    Header,
+    frozen=True,
+    rename=wire_names(
+        max_count="maxNum",
+        begin_ms="beginTimestamp",
+        end_ms="endTimestamp",
+        unique_key="_UNIQUE_KEY_QUERY",
+    ),
+):
     """QUERY_MESSAGE 12."""
 
     topic: str
@@ -335,8 +347,7 @@ class QueryMessageHeader(Header):
     unique_key: bool | None = None
 
 
-@header(client_id="clientID")
-class UnregisterClientHeader(Header):
+class UnregisterClientHeader(Header, frozen=True, rename=wire_names(client_id="clientID")):
     """UNREGISTER_CLIENT 35: one of the groups."""
 
     client_id: str
@@ -344,8 +355,13 @@ class UnregisterClientHeader(Header):
     consumer_group: str | None = None
 
 
-@header(origin_message_id="originMsgId", failed_with="rmqFailedWith", failed_on="rmqFailedOn")
-class SendBackHeader(Header):
+class SendBackHeader(
+    Header,
+    frozen=True,
+    rename=wire_names(
+        origin_message_id="originMsgId", failed_with="rmqFailedWith", failed_on="rmqFailedOn"
+    ),
+):
     """CONSUMER_SEND_MSG_BACK 36. ``delay_level``: 0 = the broker decides, -1 = dead letter. Ours:
     ``failed_with``, why the listener failed, and ``failed_on``, the client that it belongs to.
     """
@@ -361,8 +377,13 @@ class SendBackHeader(Header):
     failed_on: str | None = None
 
 
-@header(state_table_offset="tranStateTableOffset", message_id="msgId", ask_another="rmqAskAnother")
-class EndTransactionHeader(Header):
+class EndTransactionHeader(
+    Header,
+    frozen=True,
+    rename=wire_names(
+        state_table_offset="tranStateTableOffset", message_id="msgId", ask_another="rmqAskAnother"
+    ),
+):
     """END_TRANSACTION 37. ``commit_or_rollback``: 8 commit, 12 rollback, 0 unknown. Ours is
     ``ask_another``: who was asked cannot say, the next producer of the group is to be asked.
     """
@@ -377,10 +398,15 @@ class EndTransactionHeader(Header):
     ask_another: bool | None = None
 
 
-@header(
-    state_table_offset="tranStateTableOffset", message_id="msgId", offset_message_id="offsetMsgId"
-)
-class CheckTransactionHeader(Header):
+class CheckTransactionHeader(
+    Header,
+    frozen=True,
+    rename=wire_names(
+        state_table_offset="tranStateTableOffset",
+        message_id="msgId",
+        offset_message_id="offsetMsgId",
+    ),
+):
     """CHECK_TRANSACTION_STATE 39, broker to producer: offsets of the half that END_TRANSACTION must
     name.
     """
@@ -392,8 +418,7 @@ class CheckTransactionHeader(Header):
     offset_message_id: str | None = None
 
 
-@header()
-class RecallHeader(Header):
+class RecallHeader(Header, frozen=True):
     """RECALL_MESSAGE 370."""
 
     topic: str
@@ -401,28 +426,29 @@ class RecallHeader(Header):
     producer_group: str | None = None
 
 
-@header()
-class ConsumerGroupHeader(Header):
+class ConsumerGroupHeader(Header, frozen=True):
     """38, 40, 203: a consumer group."""
 
     consumer_group: str
 
 
-@header()
-class ProducerGroupHeader(Header):
+class ProducerGroupHeader(Header, frozen=True):
     """204: a producer group."""
 
     producer_group: str
 
 
-@header(
-    read_queues="readQueueNums",
-    write_queues="writeQueueNums",
-    permission="perm",
-    filter_type="topicFilterType",
-    sys_flag="topicSysFlag",
-)
-class CreateTopicHeader(Header):
+class CreateTopicHeader(
+    Header,
+    frozen=True,
+    rename=wire_names(
+        read_queues="readQueueNums",
+        write_queues="writeQueueNums",
+        permission="perm",
+        filter_type="topicFilterType",
+        sys_flag="topicSysFlag",
+    ),
+):
     """UPDATE_AND_CREATE_TOPIC 17."""
 
     topic: str
@@ -439,16 +465,14 @@ class CreateTopicHeader(Header):
     """
 
 
-@header()
-class TopicHeader(Header):
+class TopicHeader(Header, frozen=True):
     """202, 215, 216, 300: a topic, and where it matters a cluster."""
 
     topic: str
     cluster_name: str | None = None
 
 
-@header()
-class DeleteGroupHeader(Header):
+class DeleteGroupHeader(Header, frozen=True):
     """DELETE_SUBSCRIPTIONGROUP 207. ``remove_offset``: all that the group has goes, too; ours:
     ``keep_dead_letters``, but for its dead letters.
     """
@@ -458,16 +482,14 @@ class DeleteGroupHeader(Header):
     keep_dead_letters: bool | None = None
 
 
-@header()
-class ConsumeStatsHeader(Header):
+class ConsumeStatsHeader(Header, frozen=True):
     """GET_CONSUME_STATS 208; without a topic: all that the group consumes."""
 
     consumer_group: str
     topic: str | None = None
 
 
-@header()
-class ConsumeQueueHeader(Header):
+class ConsumeQueueHeader(Header, frozen=True):
     """QUERY_CONSUME_QUEUE 321."""
 
     topic: str
@@ -477,24 +499,25 @@ class ConsumeQueueHeader(Header):
     consumer_group: str | None = None
 
 
-@header()
-class BrokerStatsHeader(Header):
+class BrokerStatsHeader(Header, frozen=True):
     """VIEW_BROKER_STATS_DATA 315: one statistic of one topic, group or cluster."""
 
     stats_name: str
     stats_key: str
 
 
-@header()
-class RouteHeader(Header):
+class RouteHeader(Header, frozen=True):
     """GET_ROUTEINFO_BY_TOPIC 105."""
 
     topic: str
     accept_standard_json_only: bool | None = None
 
 
-@header(ha_address="haServerAddr", body_crc="bodyCrc32", broker_address="brokerAddr")
-class RegisterBrokerHeader(Header):
+class RegisterBrokerHeader(
+    Header,
+    frozen=True,
+    rename=wire_names(ha_address="haServerAddr", body_crc="bodyCrc32", broker_address="brokerAddr"),
+):
     """REGISTER_BROKER 103. ``body_crc``: CRC-32 of the body as sent, without the sign bit; 0 = not
     checked. ``master_epoch``: our own field, of a master that a controller elected.
     """
@@ -509,16 +532,16 @@ class RegisterBrokerHeader(Header):
     master_epoch: int | None = None
 
 
-@header(master_address="masterAddr", ha_address="haServerAddr")
-class RegisterBrokerAnswer(Header):
+class RegisterBrokerAnswer(
+    Header, frozen=True, rename=wire_names(master_address="masterAddr", ha_address="haServerAddr")
+):
     """Only slaves are told their master."""
 
     master_address: str | None = None
     ha_address: str | None = None
 
 
-@header(broker_address="brokerAddr")
-class BrokerHeader(Header):
+class BrokerHeader(Header, frozen=True, rename=wire_names(broker_address="brokerAddr")):
     """104 and 322: one broker."""
 
     broker_name: str
@@ -527,15 +550,13 @@ class BrokerHeader(Header):
     broker_id: int
 
 
-@header()
-class BrokerNameHeader(Header):
+class BrokerNameHeader(Header, frozen=True):
     """205 and 327."""
 
     broker_name: str
 
 
-@header()
-class KeyValueHeader(Header):
+class KeyValueHeader(Header, frozen=True):
     """100, 101, 102, 219: the name server's own table."""
 
     namespace: str

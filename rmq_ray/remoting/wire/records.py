@@ -23,17 +23,17 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import msgpack
-import numpy as np
 
+import rmq_ray.arrays as np
 from rmq_ray.errors import MalformedFrame, MessageIllegal
 from rmq_ray.remoting.wire.frame import Body, Buffer
 
-Sizes = np.ndarray[Any, np.dtype[Any]]
+Sizes: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 """Byte lengths of records, big-endian int32, one dimension."""
-Lengths = Sizes | tuple[int, ...]
+Lengths: TypeAlias = "Sizes | tuple[int, ...]"
 """The same; fewer than ``FEW`` as plain numbers."""
 
 S = TypeVar("S")
@@ -47,7 +47,7 @@ _COUNT = struct.Struct(">i")
 _ONE = struct.Struct(">ii")
 _SEND_ANSWER = struct.Struct(">qqqi")
 _PULL_ANSWER = struct.Struct(">qqqqii")
-_SIZE_TYPE = np.dtype(">i4")
+_SIZE_TYPE = ">i4"
 FEW = 16
 """Below, numpy's fixed cost of a sum is more than a loop's."""
 _FEW_SIZES = tuple(struct.Struct(f">{count}i") for count in range(FEW))
@@ -300,7 +300,7 @@ def _lengths(view: memoryview, at: int, count: int, count_min: int) -> tuple[int
 
 
 def _size_bytes(sizes: Sizes) -> bytes:
-    return (sizes if sizes.dtype == _SIZE_TYPE else sizes.astype(_SIZE_TYPE)).tobytes()
+    return (sizes if sizes.dtype.str == _SIZE_TYPE else sizes.astype(_SIZE_TYPE)).tobytes()
 
 
 def _view(body: Body) -> memoryview:

@@ -18,7 +18,7 @@ from rmq_ray.model.groups import ConsumerData
 from rmq_ray.model.topics import retry_topic
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.filters.filter_table import FilterTable
-from rmq_ray.protocol.filters.subscriptions import CONFLICT_FIELD, describe
+from rmq_ray.protocol.filters.subscription_conflicts import CONFLICT_FIELD, describe
 from rmq_ray.remoting.wire import bodies
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, Command

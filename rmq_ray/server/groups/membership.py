@@ -39,7 +39,7 @@ from rmq_ray.model.groups import (
 )
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.ports import Peer
-from rmq_ray.protocol.filters.subscriptions import Conflicts, Declarations
+from rmq_ray.protocol.filters.subscription_conflicts import Conflicts, Declarations
 from rmq_ray.protocol.queue_locks import LOCK_LIFE_MS, QueueLocks
 
 CHANNEL_EXPIRY_MS = 120_000  # without heartbeat

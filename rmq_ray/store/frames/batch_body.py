@@ -22,8 +22,8 @@ from rmq_ray.codec.record import (
     MAGIC,
     OVERHEAD_BYTES,
     PROPERTIES_BYTES_MAX,
-    RECORD_HEADER,
     pack_host,
+    record_header,
 )
 from rmq_ray.codec.record_batch import (
     FRAME_RECORDS_MAX,
@@ -182,13 +182,13 @@ def _starts(body: bytes) -> Array | None:
 
 def _heads(batch: StoredMessage, items: _Items, sizes: Array) -> Array:
     """The fixed parts, without what ``patch_frame`` fills in."""
-    heads = np.empty(len(sizes), RECORD_HEADER)
+    heads = np.empty(len(sizes), record_header())
     heads[:] = np.frombuffer(
         HEADER.pack(
             *(0, MAGIC, 0, batch.queue_id, 0, 0, 0, batch.sys_flag & ~_V6_FLAGS),
             *(batch.born_ms, bytes(8), 0, bytes(8), batch.reconsume_times, 0, 0),
         ),
-        RECORD_HEADER,
+        record_header(),
     )
     begins = items.starts + _ITEM_BYTES
     heads["total"], heads["flag"], heads["body_len"] = sizes, items.flags, items.body_lens

@@ -20,7 +20,7 @@ from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
-from rmq_ray.client.instance import broker_link, client_instance, timers
+from rmq_ray.client.instance import at_exit, broker_link, client_instance, timers
 from tests.support.simulation.scheduler import Scheduler, Task
 
 TIMES = (
@@ -314,11 +314,13 @@ class SimSimpleQueue:
 def _users_of(
     reals: tuple[tuple[str, Any], ...], _modules: int
 ) -> list[tuple[ModuleType, str, Any]]:
-    """Modules of clients that use these, and under which name; as long as no module is loaded."""
+    """Modules of clients that use these, and under which name; as long as no module is loaded. The
+    thread that waits for the end of this process is no part of a simulation.
+    """
     return [
         (module, name, real)
         for path, module in list(sys.modules.items())
-        if path.startswith("rmq_ray.client.")
+        if path.startswith("rmq_ray.client.") and module is not at_exit
         for name, real in reals
         if vars(module).get(name) is real
     ]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rmq_ray.actors import gateway
-from rmq_ray.cluster import Cluster
-from rmq_ray.errors import ClusterError
+from rmq_ray.cluster import Cluster, start
+from rmq_ray.errors import ClusterError, ConfigError
 
 
 def test_a_second_stop_does_nothing_and_a_first_one_of_no_cluster_is_an_error(
@@ -34,3 +34,12 @@ def test_a_second_stop_does_nothing_and_a_first_one_of_no_cluster_is_an_error(
     assert told == ["orders stop"]
     with pytest.raises(ClusterError, match="no cluster 'orders'"):
         Cluster("orders").stop()
+
+
+def test_by_ray_client_a_new_cluster_needs_the_path_on_its_own_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gateway, "by_ray_client", lambda: True)
+    monkeypatch.setattr(gateway, "find", lambda _name: None)
+    with pytest.raises(ConfigError, match="store_path 'rmq-data' is relative.*the node that keeps"):
+        start("orders")

@@ -120,3 +120,113 @@ def test_a_child_forked_while_another_thread_holds_rays_lock_knows_its_parent_an
     gateway.require_ray()
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     assert said_by_child(child).startswith("Ray is not initialised")
+
+
+def test_a_place_is_a_resource_or_a_label_and_either_keeps_its_node_from_being_idle() -> None:
+    assert gateway._at(None) == {}
+    assert gateway._at("store_a") == {"resources": {"store_a": 0.001}}
+    labelled = gateway._at("ray.io/node-group=broker-a")
+    assert labelled == {"label_selector": {"ray.io/node-group": "broker-a"}, "memory": 1}
+    ray.remote(Handle).options(**labelled)
+
+
+def test_a_node_offers_its_own_resources_and_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {
+        "NodeID": "f00d",
+        "Alive": True,
+        "NodeManagerAddress": "10.0.0.7",
+        "Resources": {"CPU": 2.0, "memory": 1.0, "node:10.0.0.7": 1.0, "store_a": 1.0},
+        "Labels": {"ray.io/node-id": "f00d", "ray.io/node-group": "broker-a"},
+    }
+    monkeypatch.setattr(gateway, "require_ray", lambda: None)
+    monkeypatch.setattr(ray, "nodes", lambda: [row, {**row, "Alive": False}])
+    offered = frozenset({"store_a", "ray.io/node-group=broker-a"})
+    assert gateway.nodes() == [gateway.Node("10.0.0.7", offered, id="f00d")]
+
+
+# --- Ray Client ---
+
+
+class Connection:
+    """Of Ray Client; each question of a worker id is a call to its server."""
+
+    asked = 0
+    client_worker: object | None = None
+
+    def get_runtime_context(self) -> Connection:
+        return self
+
+    def get_worker_id(self) -> str:
+        self.asked += 1
+        return f"worker {self.asked}"
+
+
+def test_each_connection_of_ray_client_is_asked_once_who_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connection = Connection()
+    monkeypatch.setattr(gateway, "_by_client", None)
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "get_runtime_context", connection.get_runtime_context)
+    monkeypatch.setattr(ray.util.client.ray, "get_context", lambda: connection)
+    connection.client_worker = object()
+    assert gateway.session() == gateway.session() == "worker 1"
+    connection.client_worker = object()  # ray.shutdown(), ray.init()
+    assert gateway.session() == "worker 2"
+    assert said_by_child(gateway.session) == "worker 2", "a forked child has no way to the server"
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    assert gateway.session() == ""
+
+
+def test_a_lost_connection_of_ray_client_is_told_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def lost(*_arguments: object, **_options: object) -> None:
+        raise ConnectionError("already been disconnected")
+
+    monkeypatch.setattr(gateway, "require_ray", lambda: None)
+    monkeypatch.setattr(ray, "get_actor", lost)
+    told = r"ray.shutdown\(\), then ray.init.*producers.*go on.*already been disconnected"
+    with pytest.raises(ClusterError, match=told):
+        gateway.find("default/controller")
+    monkeypatch.setattr(ray, "get", lost)
+    with pytest.raises(ClusterError, match=told):
+        gateway.call(Answering(), "state")
+
+
+class Answering:
+    """A handle whose calls are on their way."""
+
+    def __getattr__(self, _method: str) -> Answering:
+        return self
+
+    def remote(self) -> object:
+        return object()
+
+
+def test_what_holds_handles_is_packed_where_ray_knows_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed_by: list[str] = []
+
+    class Task:
+        def options(self, **_options: object) -> Task:
+            return self
+
+        def remote(self, value: object) -> bytes:
+            packed_by.append("a task")
+            return gateway._packed(value)
+
+    monkeypatch.setattr(ray, "remote", lambda _function: Task())
+    monkeypatch.setattr(ray, "get", lambda reference, timeout: reference)
+    assert gateway.unpack(gateway.pack({"n": 1})) == {"n": 1} and packed_by == []
+    monkeypatch.setattr(gateway, "by_ray_client", lambda: True)
+    assert gateway.unpack(gateway.pack({"n": 2})) == {"n": 2} and packed_by == ["a task"]
+
+
+def test_what_ray_cannot_do_by_ray_client_is_told_with_what_can(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gateway, "require_ray", lambda: None)
+    gateway.require_driver("Ray Data")
+    monkeypatch.setattr(gateway, "by_ray_client", lambda: True)
+    with pytest.raises(ClusterError, match="Ray Data does not work.*ray job submit.*in a task"):
+        gateway.require_driver("Ray Data")

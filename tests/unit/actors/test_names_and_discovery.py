@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.actors import discovery, gateway, names
-from rmq_ray.actors.clients import Producer
+from rmq_ray.actors import discovery, gateway, names, remembered
+from rmq_ray.actors.clients.producers import Producer
 from rmq_ray.actors.discovery import (
     RayDiscovery,
     StaticDiscovery,
@@ -19,6 +19,7 @@ from rmq_ray.actors.discovery import (
 )
 from rmq_ray.cluster import Cluster
 from rmq_ray.errors import ClusterError, ConfigError
+from rmq_ray.ports import ClusterAddress
 
 
 def test_actors_of_two_clusters_and_roles_never_share_a_name() -> None:
@@ -84,7 +85,12 @@ def test_a_secret_that_is_no_bytes_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", ["", ";", [], "nonsense", "host:", "host:0", "host:99999", ["ok:1", "bad"]]
+    "given",
+    [
+        *("", ";", [], "nonsense", "localhost", "host:", "host:0", "host:99999", ["ok:1", "bad"]),
+        *("http://x:9876", "x:9876/", "a b:1", "a\0b:1", "a:1,b:2", b"a:1", 9876, None, [None]),
+        *(["a:1", b"b:2"], [("a", 1)]),
+    ],
 )
 def test_addresses_that_are_none_are_refused_at_once(given: object) -> None:
     with pytest.raises(ConfigError, match="host:port"):
@@ -100,6 +106,31 @@ def test_addresses_win_over_the_cluster_name_and_both_travel() -> None:
 def test_without_ray_the_remedy_is_named() -> None:
     with pytest.raises(ClusterError, match=r"ray.init\(\).*name_servers"):
         RayDiscovery("default").lookup()
+
+
+# --- Ray Client ---
+
+
+def lookup_by_ray_client(monkeypatch: pytest.MonkeyPatch, server: str) -> ClusterAddress:
+    monkeypatch.setattr(discovery, "has_joined_ray", lambda: True)
+    monkeypatch.setattr(gateway, "by_ray_client", lambda: True)
+    found = ClusterAddress("mine", (server,), b"secret")
+    monkeypatch.setattr(gateway, "cluster_address", lambda _cluster: found)
+    return RayDiscovery("mine").lookup()
+
+
+def test_a_loopback_that_is_another_machines_is_told_with_what_works_instead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(ClusterError, match=r"joined by Ray Client.*--host.*rmq.ProducerActor"):
+        lookup_by_ray_client(monkeypatch, "127.0.0.1:1")
+    monkeypatch.setattr(remembered, "answers", lambda _found: True)
+    assert lookup_by_ray_client(monkeypatch, "127.0.0.1:1").name_servers == ("127.0.0.1:1",)
+
+
+def test_an_address_of_the_network_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remembered, "answers", lambda _found: pytest.fail("nobody dials it"))
+    assert lookup_by_ray_client(monkeypatch, "10.0.0.5:9876").name_servers == ("10.0.0.5:9876",)
 
 
 # --- which cluster is meant ---

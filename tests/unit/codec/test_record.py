@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from rmq_ray.codec.record import (
     HEADER,
-    RECORD_HEADER,
     Record,
     body_crc,
     decode_record,
@@ -20,6 +19,7 @@ from rmq_ray.codec.record import (
     pack_host_v4,
     parse_offset_message_id,
     property_value,
+    record_header,
     tag_of,
     unpack_host,
 )
@@ -85,7 +85,7 @@ def test_the_golden_record_has_every_byte_in_its_place() -> None:
 
 
 def test_the_struct_and_the_numpy_header_are_the_same_88_bytes() -> None:
-    assert HEADER.size == RECORD_HEADER.itemsize == 88
+    assert HEADER.size == record_header().itemsize == 88
     head = headers(GOLDEN)[0]
     assert head["total"] == 128 and head["queue_offset"] == 5 and head["log_offset"] == 1000
     assert (int(head["born_ms"]), int(head["store_ms"]), int(head["body_len"])) == (

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from rmq_ray.client.sending.producer_core import LoopRouteWait
+from rmq_ray.client.sending.loop_route_wait import LoopRouteWait
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.errors import ClientError, NoRoute
 from rmq_ray.model.ids import MessageQueue

@@ -15,7 +15,7 @@ from rmq_ray.protocol.filters.filter_table import (
     is_hit,
 )
 from rmq_ray.protocol.filters.filter_tag import tag_subscription
-from rmq_ray.protocol.filters.subscriptions import NOT_SUBSCRIBED, Declarations, describe
+from rmq_ray.protocol.filters.subscription_conflicts import NOT_SUBSCRIBED, Declarations, describe
 
 NOW_MS = 1_700_000_000_000
 

@@ -51,8 +51,8 @@ VALUES = {
 def any_header(draw: st.DrawFn) -> Header:
     cls = draw(st.sampled_from(CLASSES))
     values: dict[str, Any] = {}
-    for name, field in cls.__dataclass_fields__.items():
-        kind, _, optional = str(field.type).partition(" | ")
+    for name, annotation in cls.__annotations__.items():
+        kind, _, optional = annotation.partition(" | ")
         values[name] = draw(VALUES[kind] | st.none() if optional else VALUES[kind])
     made: Header = cls(**values)
     return made

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rmq_ray.model.pulling import Sql
-from rmq_ray.protocol.filters.subscriptions import CONFLICT_FIELD
+from rmq_ray.protocol.filters.subscription_conflicts import CONFLICT_FIELD
 from rmq_ray.remoting.wire import bodies
 from rmq_ray.remoting.wire.codes import RequestCode as Code
 from rmq_ray.remoting.wire.codes import ResponseCode

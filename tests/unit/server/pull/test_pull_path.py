@@ -5,10 +5,10 @@ committing.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from rmq_ray.clock import SYSTEM_CLOCK, ManualClock
 from rmq_ray.codec.record import decode_record

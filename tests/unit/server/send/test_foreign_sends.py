@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from rmq_ray.codec.record import Record, decode_record
 from rmq_ray.config import FlushMode
@@ -46,7 +46,7 @@ def send(
     peer: FakePeer | None = None,
     **changes: object,
 ) -> Command:
-    header = replace(HEADER, **changes)  # type: ignore[arg-type]
+    header = replace(HEADER, **changes)
     fields = header.to_fields() if code == Code.SEND_MESSAGE else header.to_v2()
     return bench.ask(code, fields, body, peer or FakePeer(trusted=False))
 

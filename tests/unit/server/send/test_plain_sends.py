@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace as changed
 
 from rmq_ray.config import FlushMode, StoreConfig
 from rmq_ray.errors import AppendUnknown, StoreFull
@@ -97,12 +98,12 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 def command(opaque: int, body: bytes = b"hello", **changes: Any) -> Command:
-    return Command(310, opaque, 0, replace(HEADER, **changes).to_v2(), bytearray(body))
+    return Command(310, opaque, 0, changed(HEADER, **changes).to_v2(), bytearray(body))
 
 
 def made_of(opaque: int, send: tuple[Any, ...]) -> Command:
     changes, text, body, code, serialize, spoilt = send
-    header = replace(HEADER, properties=text, **changes)
+    header = changed(HEADER, properties=text, **changes)
     fields = header.to_fields() if code == Code.SEND_MESSAGE else header.to_v2()
     if spoilt and code == Code.SEND_MESSAGE_V2 and spoilt != "oneway":
         fields[spoilt] = "x" if opaque % 2 else ""
