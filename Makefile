@@ -66,9 +66,9 @@ window: $(DEV) ## a smoke of the suite with other Pythons and other Rays, and it
 	$(BIN)/python -m tools.window
 	$(BIN)/python -m tools.compatibility
 
-pages: $(DEV) ## write docs/seed-coverage.md, docs/reference.md, docs/compatibility.md and the table of requests in docs/wire-protocol.md anew
+pages: $(DEV) ## write docs/seed-coverage.md, docs/reference.md, docs/compatibility.md and the tables of requests and settings anew
 	$(BIN)/python tools/seed_coverage.py
-	$(BIN)/python -m tools.wire_table
+	$(BIN)/python -m tools.page_tables
 	$(BIN)/python -m tools.reference
 	$(BIN)/python -m tools.compatibility
 

@@ -17,6 +17,7 @@ import re
 import textwrap
 import tokenize
 from collections.abc import Iterable, Iterator
+from dataclasses import fields
 from enum import Enum
 from pathlib import Path
 from typing import Any, is_typeddict
@@ -28,6 +29,7 @@ from rmq_ray.client.admin.admin import Admin
 from rmq_ray.client.admin.health import Health
 from rmq_ray.client.consumer.consumer_options import PullOptions, PushOptions
 from rmq_ray.config import FailoverConfig
+from rmq_ray.setting import Known, known
 from rmq_ray.table.tables import Tables
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference.md"
@@ -341,34 +343,40 @@ def _errors(members: Iterable[tuple[str, Any]]) -> str:
 
 
 def _settings(cls: type) -> str:
-    """Fields with default, limits (of the call of ``_within``) and comment."""
+    """Fields with what is known of them, and their comments."""
     source = textwrap.dedent(inspect.getsource(cls))
     (node,) = ast.parse(source).body
     assert isinstance(node, ast.ClassDef)
     comments = _comments(source)
-    limits = {
-        keyword.arg: ast.unparse(keyword.value).strip("()").replace(", ", " to ")
-        for call in ast.walk(node)
-        if isinstance(call, ast.Call) and ast.unparse(call.func) == "_within"
-        for keyword in call.keywords
-    }
-    lines = ["| setting | default | limits | meaning |", "| --- | --- | --- | --- |"]
+    facts = {of.name: known(of) for of in fields(cls)}
+    lines = [
+        "| setting | default | limits | RocketMQ's name | meaning |",
+        "| --- | --- | --- | --- | --- |",
+    ]
     before = node.body[0].end_lineno or 0
-    for field in node.body:
-        if isinstance(field, ast.AnnAssign):
-            last = field.end_lineno or 0
+    for entry in node.body:
+        if isinstance(entry, ast.AnnAssign):
+            last, name = entry.end_lineno or 0, ast.unparse(entry.target)
             says = " ".join(
                 comments[line] for line in range(before + 1, last + 1) if line in comments
             )
-            default = f"`{ast.unparse(field.value)}`" if field.value else "required"
-            name = ast.unparse(field.target)
-            lines.append(
-                f"| `{name}` | {default} | {limits.get(name, '')} | {_flat(says)} |".replace(
-                    "  ", " "
-                )
-            )
+            apache = f"`{facts[name].apache}`" if facts[name].apache else ""
+            cells = (f"`{name}`", _default(entry.value), _limits(facts[name]), apache, _flat(says))
+            lines.append(f"| {' | '.join(cells)} |".replace("  ", " "))
             before = last
     return "\n".join(lines) + "\n"
+
+
+def _default(value: ast.expr | None) -> str:
+    """As it is written: ``4 * MIB``."""
+    if isinstance(value, ast.Call) and ast.unparse(value.func) in ("setting", "within"):
+        value = value.args[0]
+    return f"`{ast.unparse(value)}`" if value else "required"
+
+
+def _limits(facts: Known) -> str:
+    """With the same words for what is the same: ``1 to DAY_MS``."""
+    return facts.limits.replace("'", '"').replace(str(config.DAY_MS), "DAY_MS")
 
 
 def _comments(source: str) -> dict[int, str]:

@@ -9,8 +9,9 @@ A name is that of the topology file, ``store.`` before those of the store; Rocke
 same setting. An empty value takes the change back: the configured value holds again. Names that
 begin with ``limit.`` are rate limits (``rate_limit``).
 
-Decides what may be changed, the limits of each value, and that a change is taken whole or not at
-all. Does not decide where changes are kept nor who is told of them (``server.tables``).
+Decides how a value is written, and that a change is taken whole or not at all. What may be changed,
+and the limits of each value, the groups say (``rmq_ray.config``); where changes are kept and who is
+told of them, ``server.tables``.
 """
 
 from __future__ import annotations
@@ -20,102 +21,82 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from rmq_ray.config import BODY_BYTES_MAX, DAY_MS, MIB, BrokerConfig, StoreConfig
+from rmq_ray.config import BrokerConfig, StoreConfig
 from rmq_ray.errors import ConfigError
 from rmq_ray.protocol.rate_limit import LIMIT, limits_of, number, rate_of, split_key
+from rmq_ray.setting import AT_ONCE, Known, known
 
 STORE = "store."
 CHANGES_MAX = 100_000
 """Of one broker: settings are few, limits are one a topic, group or account."""
+SWITCH = "true or false"
 _SWITCHES = {"true": True, "false": False, "yes": True, "no": False}
+_UNIT_WORDS = {"bytes", "ms", "hours", "files", "pages", "queues", "pulls", "ratio"}
+_UNITS = {
+    "delete_when": "hours of the day, like 04;16",
+    "permission": "2 = write, 4 = read, 6 = both",
+    "pop_in_flight_max": "messages",
+    "pull_records_max": "messages",
+    "transaction_check_max": "times",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One that may be changed. ``low``, ``high``: its limits, both included; None = other limits,
-    which ``unit`` tells. ``live``: at once, else from the broker's next start. ``rocketmq``: its
-    name there; ``percent``: there it is a percentage of what is a ratio here.
-    """
+    """``name``: in the topology file. ``kind``: of its value, as the group has it."""
 
     name: str
-    unit: str
-    low: float | None = None
-    high: float | None = None
-    live: bool = True
-    rocketmq: str = ""
-    percent: bool = False
+    kind: str
+    known: Known
+
+    @property
+    def unit(self) -> str:
+        """For people."""
+        if self.kind == "bool":
+            return SWITCH
+        own = self.name.removeprefix(STORE)
+        return _UNITS.get(own) or next((w for w in own.split("_") if w in _UNIT_WORDS), "")
 
     @property
     def limits(self) -> str:
         """For people."""
-        if self.low is None or self.high is None:
-            return self.unit
-        return f"{self.low:g} to {self.high:g}" if self.high < 1 else f"{self.low} to {self.high}"
+        return self.unit if self.known.choices else self.known.limits or self.unit
+
+    @property
+    def possible(self) -> str:
+        """Limits with their unit."""
+        return self.unit if self.limits == self.unit else f"{self.limits} {self.unit}"
+
+    @property
+    def live(self) -> bool:
+        """Whether a change takes effect at once, else from the broker's next start."""
+        return self.known.changes == AT_ONCE
+
+    @property
+    def rocketmq(self) -> str:
+        """Its name there; "" where it has none."""
+        return self.known.apache
+
+    @property
+    def percent(self) -> bool:
+        """Whether RocketMQ has a percentage of what is a ratio here."""
+        return self.name.endswith("_ratio")
 
 
-def _later(name: str, unit: str, low: float, high: float, rocketmq: str = "") -> Setting:
-    return Setting(name, unit, low, high, False, rocketmq)
+def _settings(group: type, prefix: str) -> dict[str, Setting]:
+    found = (Setting(prefix + of.name, str(of.type), known(of)) for of in fields(group))
+    return {one.name: one for one in found}
 
 
-SWITCH = "true or false"
-SETTINGS = {
-    one.name: one
-    for one in (
-        Setting("store.reserved_hours", "hours", 0, 1_000_000, rocketmq="fileReservedTime"),
-        Setting("store.delete_when", "hours of the day, like 04;16", rocketmq="deleteWhen"),
-        Setting("store.disk_delete_ratio", "ratio", 0.01, 1.0, True, "diskMaxUsedSpaceRatio", True),
-        Setting(
-            "store.disk_force_ratio", "ratio", 0.01, 1.0, True, "diskSpaceCleanForciblyRatio", True
-        ),
-        Setting(
-            "store.disk_full_ratio", "ratio", 0.01, 1.0, True, "diskSpaceWarningLevelRatio", True
-        ),
-        Setting("store.disk_free_bytes_min", "bytes", 0, 1 << 60),
-        Setting("store.delete_files_max", "files", 1, 10_000, rocketmq="deleteFileBatchMax"),
-        Setting("store.body_bytes_max", "bytes", 1, BODY_BYTES_MAX, rocketmq="maxMessageSize"),
-        Setting("permission", "2 = write, 4 = read, 6 = both", 2, 6, rocketmq="brokerPermission"),
-        Setting("auto_create_topics", SWITCH, rocketmq="autoCreateTopicEnable"),
-        Setting("auto_create_groups", SWITCH, rocketmq="autoCreateSubscriptionGroup"),
-        Setting("reject_transactions", SWITCH, rocketmq="rejectTransactionMessage"),
-        Setting("store_replies", SWITCH, rocketmq="storeReplyMessageEnable"),
-        Setting("slave_reads", SWITCH, rocketmq="slaveReadEnable"),
-        Setting("property_filter", SWITCH, rocketmq="enablePropertyFilter"),
-        Setting("short_polling_ms", "ms", 1, DAY_MS, rocketmq="shortPollingTimeMills"),
-        Setting("pull_records_max", "messages", 1, 65_536),
-        Setting("pull_bytes_max", "bytes", 1, 15 * MIB),
-        Setting("pop_in_flight_max", "messages", 1, 1 << 30, True, "popInflightMessageThreshold"),
-        Setting("in_flight_bytes_max", "bytes", 1, 1 << 40),
-        Setting("stale_send_ms", "ms", 0, DAY_MS, rocketmq="waitTimeMillsInSendQueue"),
-        Setting("disk_busy_ms", "ms", 0, DAY_MS, rocketmq="osPageCacheBusyTimeOutMills"),
-        Setting("transaction_timeout_ms", "ms", 0, DAY_MS, rocketmq="transactionTimeOut"),
-        Setting(
-            "transaction_check_interval_ms", "ms", 1, DAY_MS, rocketmq="transactionCheckInterval"
-        ),
-        Setting("transaction_check_max", "times", 0, 10_000, rocketmq="transactionCheckMax"),
-        Setting("channel_expiry_ms", "ms", 1, DAY_MS),
-        _later("default_topic_queues", "queues", 1, 4_096, "defaultTopicQueueNums"),
-        Setting("long_polling", SWITCH, live=False, rocketmq="longPollingEnable"),
-        _later("parked_pulls_max", "pulls", 1, 1 << 30),
-        _later("offset_persist_ms", "ms", 1, DAY_MS, "flushConsumerOffsetInterval"),
-        _later("delay_persist_ms", "ms", 1, DAY_MS, "flushDelayOffsetInterval"),
-        _later("timer_max_delay_hours", "hours", 1, 24 * 3_660),
-        _later("store.flush_interval_ms", "ms", 1, DAY_MS, "flushIntervalCommitLog"),
-        _later("store.flush_least_pages", "pages", 0, 4_096, "flushCommitLogLeastPages"),
-        _later(
-            "store.flush_thorough_interval_ms", "ms", 1, DAY_MS, "flushCommitLogThoroughInterval"
-        ),
-        _later("store.checkpoint_interval_ms", "ms", 1, DAY_MS),
-    )
-}
+EVERY = _settings(StoreConfig, STORE) | _settings(BrokerConfig, "")
+SETTINGS = {name: one for name, one in EVERY.items() if one.known.changes}
+"""Those that may be changed."""
 _ROCKETMQ = {one.rocketmq: one for one in SETTINGS.values() if one.rocketmq}
-_FIXED = {one.name for one in fields(BrokerConfig)} | {
-    f"{STORE}{one.name}" for one in fields(StoreConfig)
+_FIXED_THERE = {one.rocketmq for one in EVERY.values() if one.rocketmq} | {
+    *("brokerName", "brokerId", "brokerClusterName", "brokerRole", "flushDiskType", "listenPort"),
+    *("storePathRootDir", "storePathCommitLog", "namesrvAddr", "messageDelayLevel"),
+    *("brokerIP1", "brokerIP2", "haListenPort"),
 }
-_FIXED_THERE = frozenset(
-    {"brokerName", "brokerId", "brokerClusterName", "brokerRole", "flushDiskType", "listenPort"}
-    | {"storePathRootDir", "storePathCommitLog", "mappedFileSizeCommitLog", "namesrvAddr"}
-    | {"messageDelayLevel", "brokerIP1", "brokerIP2", "haListenPort"}
-)
 
 
 def setting(name: str) -> Setting:
@@ -125,7 +106,7 @@ def setting(name: str) -> Setting:
     found = SETTINGS.get(name) or _ROCKETMQ.get(name) or SETTINGS.get(f"{STORE}{name}")
     if found is not None:
         return found
-    if name in _FIXED or f"{STORE}{name}" in _FIXED or name in _FIXED_THERE:
+    if name in EVERY or f"{STORE}{name}" in EVERY or name in _FIXED_THERE:
         raise ConfigError(
             f"{name} is fixed while the broker runs: change it in the topology file, then "
             f"`rmq-ray up`; {_that_can()}",
@@ -221,33 +202,21 @@ def told(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _kind(one: Setting) -> str:
-    group, name = (
-        (StoreConfig, one.name.removeprefix(STORE))
-        if one.name.startswith(STORE)
-        else (BrokerConfig, one.name)
-    )
-    return next(str(entry.type) for entry in fields(group) if entry.name == name)
-
-
 def _read(one: Setting, name: str, text: str) -> Any:
     """The value of a text. ``ConfigError`` for one that is none, with the limits."""
-    kind = _kind(one)
     try:
-        if kind == "str":
+        if one.kind == "str":
             return text
-        if kind == "bool":
+        if one.kind == "bool":
             return _SWITCHES[text.lower()]
-        value: float = float(text) if kind == "float" else number(text)
+        value: float = float(text) if one.kind == "float" else number(text)
     except (ValueError, KeyError):
-        raise ConfigError(
-            f"{name}={text!r:.80}: {one.limits if kind != 'bool' else SWITCH} is possible", text
-        ) from None
+        raise ConfigError(f"{name}={text!r:.80}: {one.possible} is possible", text) from None
     if one.percent and (value > 1 or name == one.rocketmq):
         value /= 100
-    if one.low is not None and one.high is not None and not one.low <= value <= one.high:
+    if not one.known.allows(value):
         raise ConfigError(
-            f"{name}={text}: {one.limits} {one.unit} are possible"
+            f"{name}={text}: {one.possible} are possible"
             + (", or 1 to 100 percent" if one.percent else ""),
             text,
         )

@@ -32,6 +32,7 @@ BELOW_ACTORS = (
     "model",
     "ports.py",
     "config.py",
+    "setting.py",
     "clock.py",
     "errors.py",
 )

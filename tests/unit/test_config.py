@@ -71,7 +71,8 @@ def test_no_number_below_zero_and_no_text_is_taken_for_a_whole_number(kind: type
         (NameServerConfig, "scan_interval_ms", 0, "1 to"),
         (NameServerConfig, "order_messages", 1, "bool"),
         (ConsumerConfig, "threshold_mib_group", 0, "-1 or 1 to 102400"),
-        (ConsumerConfig, "lock_trusted_ms", 5, "20000 to"),
+        (ConsumerConfig, "lock_trusted_ms", 5, "10 to"),
+        (ConsumerConfig, "lock_trusted_ms", 19_999, "20000 to"),
     ],
 )
 def test_values_that_could_never_work_are_refused(

@@ -23,7 +23,7 @@ from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from tests.support.brokers.broker_bench import Bench
 from tests.support.pages import blocks
 from tests.support.source_rules import PACKAGE, ROOT, package_modules
-from tools import reference, shape, wire_table
+from tools import page_tables, reference, shape
 
 DOCS = ROOT / "docs"
 GENERATED = {"seed-coverage.md", "reference.md"}
@@ -323,7 +323,11 @@ def numbered_headings(page: Path) -> set[str]:
 
 def test_codes_on_the_wire_page_are_those_of_the_code() -> None:
     """Ours have a row each with their bodies, before the generated table of all."""
-    text = (DOCS / "wire-protocol.md").read_text("utf-8").partition(wire_table.BEGIN)[0]
+    text = (
+        (DOCS / "wire-protocol.md")
+        .read_text("utf-8")
+        .partition(page_tables.begin("wire-protocol.md"))[0]
+    )
     rows = {
         name: int(number)
         for number, name in re.findall(r"^\| (\d+) \| `([A-Z_]+)` \|", text, re.MULTILINE)
@@ -332,9 +336,10 @@ def test_codes_on_the_wire_page_are_those_of_the_code() -> None:
     assert rows == {code.name: code.value for code in codes if code >= 20_000}
 
 
-def test_the_table_of_requests_on_the_wire_page_is_that_of_the_code() -> None:
-    page = wire_table.PAGE.read_text("utf-8")
-    assert page == wire_table.replaced(page), "write it anew: python -m tools.wire_table"
+@pytest.mark.parametrize("page", page_tables.TABLES)
+def test_the_tables_of_requests_and_settings_are_those_of_the_code(page: str) -> None:
+    text = (DOCS / page).read_text("utf-8")
+    assert text == page_tables.with_table(page), "write it anew: python -m tools.page_tables"
 
 
 def test_the_reference_is_that_of_the_docstrings() -> None:

@@ -21,7 +21,7 @@ from rmq_ray.files import host_id
 from rmq_ray.model.fastjson import dumps
 from rmq_ray.model.topics import TRACE_TOPIC
 from rmq_ray.ports import Peer
-from rmq_ray.protocol.live_settings import SETTINGS, configured
+from rmq_ray.protocol.live_settings import EVERY, configured
 from rmq_ray.remoting.wire import bodies_admin
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.server.base.identity import Identity
@@ -59,10 +59,10 @@ class AdminHandlers:
     def broker_config(self, command: Command, peer: Peer) -> Command:
         """26: ``key=value`` lines, RocketMQ's names where it has the setting."""
         config, identity = self._settings.config, self._identity
-        live = {one.rocketmq: one for one in SETTINGS.values() if one.rocketmq}
         lines: dict[str, object] = {
-            name: value * 100 if one.percent else value
-            for name, one in live.items()
+            one.rocketmq: value * 100 if one.percent else value
+            for one in EVERY.values()
+            if one.rocketmq
             for value in (configured(config, one.name),)
         }
         lines |= {
@@ -73,7 +73,6 @@ class AdminHandlers:
             "messageDelayLevel": config.delay_levels,
             "flushDiskType": config.store.flush.name,
             "storePathRootDir": config.store.path,
-            "mappedFileSizeCommitLog": config.store.segment_bytes,
             "namesrvAddr": ";".join(config.name_servers),
             "brokerRole": "SLAVE" if identity.is_slave else config.replication.name,
             "brokerIP1": identity.address.rpartition(":")[0],

@@ -1,18 +1,19 @@
-"""Writes the table of requests into docs/wire-protocol.md, from ``rmq_ray.remoting.request_table``.
+"""Writes the tables that pages have from the code: of requests (docs/wire-protocol.md, from
+``rmq_ray.remoting.request_table``), of settings that change at run time (docs/settings.md, from
+``rmq_ray.protocol.live_settings``).
 
-python -m tools.wire_table            write the page
-python -m tools.wire_table --check    fail when the page says something else
+python -m tools.page_tables
 """
 
 from __future__ import annotations
 
-import argparse
+from collections.abc import Callable
 from pathlib import Path
 
+from rmq_ray.protocol.live_settings import SETTINGS, STORE
 from rmq_ray.remoting.request_table import REQUESTS, Asker, Fence, Party, Resource, Row
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "wire-protocol.md"
-BEGIN, END = "<!-- requests: begin -->\n", "<!-- requests: end -->\n"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
 TITLES = {
     Party.BROKER: "Served by brokers",
     Party.NAME_SERVER: "Served by name servers",
@@ -29,8 +30,8 @@ FENCES = {
 }
 
 
-def rendered() -> str:
-    """The section between the two marks."""
+def of_requests() -> str:
+    """One table for each party."""
     parts = []
     for party, title in TITLES.items():
         rows = [row for row in REQUESTS if row.served_by is party]
@@ -69,24 +70,43 @@ def line_of(row: Row) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def replaced(page: str) -> str:
-    """The page with the section of today."""
-    before, _, rest = page.partition(BEGIN)
-    _old, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{rendered()}\n{END}{after}"
+def of_settings() -> str:
+    """Those of brokers that change at run time."""
+    lines = ["| setting | RocketMQ's name | limits | takes effect |", "| --- | --- | --- | --- |"]
+    for name, one in SETTINGS.items():
+        apache = f"`{one.rocketmq}`" if one.rocketmq else ""
+        apache += ", in percent" if one.percent else ""
+        limits = one.possible.removesuffix(" ratio")
+        cells = (f"`{name.removeprefix(STORE)}`", apache, limits, one.known.changes)
+        lines.append(f"| {' | '.join(cells)} |".replace("  ", " "))
+    return "\n".join(lines) + "\n"
+
+
+TABLES: dict[str, tuple[str, Callable[[], str]]] = {
+    "wire-protocol.md": ("requests", of_requests),
+    "settings.md": ("settings", of_settings),
+}
+"""Page -> name of its two marks, and what stands between them."""
+
+
+def begin(page: str) -> str:
+    """The mark before the table of a page."""
+    return f"<!-- {TABLES[page][0]}: begin -->\n"
+
+
+def with_table(page: str) -> str:
+    """The text of a page with the table of today."""
+    name, rendered = TABLES[page]
+    before, _, rest = (DOCS / page).read_text("utf-8").partition(begin(page))
+    end = f"<!-- {name}: end -->\n"
+    _old, _, after = rest.partition(end)
+    return f"{before}{begin(page)}\n{rendered()}\n{end}{after}"
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description="the table of requests in docs/wire-protocol.md")
-    parser.add_argument("--check", action="store_true", help="write nothing, fail on a difference")
-    page = PAGE.read_text("utf-8")
-    wanted = replaced(page)
-    if parser.parse_args().check:
-        raise SystemExit(
-            0 if page == wanted else "docs/wire-protocol.md: python -m tools.wire_table"
-        )
-    PAGE.write_text(wanted, "utf-8")
+    for page in TABLES:
+        (DOCS / page).write_text(with_table(page), "utf-8")
 
 
 if __name__ == "__main__":
