@@ -28,7 +28,7 @@ from rmq_ray.protocol.allocation.strategies import (
 )
 from rmq_ray.protocol.process_queue import ProcessQueue
 from rmq_ray.protocol.rebalance import Membership, allot, is_balanced, plan
-from rmq_ray.protocol.routing.route_table import subscribe_queues
+from rmq_ray.protocol.routing.route_queues import subscribe_queues
 
 if TYPE_CHECKING:
     from benchmarks.scene import Scene

@@ -20,7 +20,7 @@ import click
 from rmq_ray.cli.base import output
 from rmq_ray.cli.base.context import Options, pass_options, told
 from rmq_ray.cli.shell.completion import group_names, topic_names
-from rmq_ray.client.admin.dead_letters import Resending
+from rmq_ray.client.admin.resending import Resending
 from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.errors import ClusterError, NotAuthorized, RmqError, SendUnknown

@@ -14,7 +14,7 @@ from rmq_ray.console.source import NAME_SERVER, Answers
 from rmq_ray.model.groups import is_system_group
 from rmq_ray.model.ids import MASTER_ID
 from rmq_ray.model.topics import DLQ_PREFIX, RETRY_PREFIX, retry_topic
-from rmq_ray.protocol.delay import group_of_retry_topic
+from rmq_ray.protocol.redelivery import group_of_retry_topic
 from rmq_ray.remoting.wire.overview import (
     CLIENT,
     DELAYED,

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import urlencode
 
-from rmq_ray.codec.record import decode_record, offset_message_id, record_row
+from rmq_ray.codec.record import decode_record, offset_message_id
+from rmq_ray.codec.record_row import record_row
 from rmq_ray.console.bodies import preview
 from rmq_ray.console.source import Answers
 from rmq_ray.model.message import FAILED_ON, FAILED_WITH, REAL_TOPIC, RETRY_TOPIC

@@ -29,20 +29,15 @@ from rmq_ray.errors import (
 )
 from rmq_ray.model.ids import Address
 from rmq_ray.remoting import handshake
+from rmq_ray.remoting.answer_writer import AnswerWriter
+from rmq_ray.remoting.answering import answer_to
 from rmq_ray.remoting.handshake import ClientHandshake, Credentials
-from rmq_ray.remoting.peer import AnswerWriter
 from rmq_ray.remoting.sockets import tune
 from rmq_ray.remoting.tls import SCRATCH_BYTES, client_context
 from rmq_ray.remoting.tls_transport import TlsTransport
-from rmq_ray.remoting.waiting import answer_to, lost, no_time_left, not_sent
-from rmq_ray.remoting.wire.frame import (
-    FLAG_ONEWAY,
-    FLAG_RESPONSE,
-    Command,
-    FrameBuffer,
-    decode,
-    encode,
-)
+from rmq_ray.remoting.waiting import lost, no_time_left, not_sent
+from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, FLAG_RESPONSE, Command, decode, encode
+from rmq_ray.remoting.wire.frame_buffer import FrameBuffer
 
 log = logging.getLogger("rmq_ray.remoting")
 

@@ -55,13 +55,13 @@ from rmq_ray.errors import (
 )
 from rmq_ray.model.ids import Address
 from rmq_ray.remoting import handshake
+from rmq_ray.remoting.answering import answer_to
 from rmq_ray.remoting.handler import AnswerCallback
 from rmq_ray.remoting.handshake import ClientHandshake, Credentials
 from rmq_ray.remoting.sockets import limit_waits, tune
 from rmq_ray.remoting.waiting import (
     Waiter,
     WaitingTable,
-    answer_to,
     discard_thread_waiter,
     lost,
     no_time_left,

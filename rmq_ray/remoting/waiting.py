@@ -4,12 +4,6 @@ Decides who ends a request: whoever takes its opaque out of the table owns its o
 once. Called by ``connection``. Invariants: a waiting thread's lock is released once for each
 outcome that was taken for it, never twice and never late; an error is made anew for each waiter
 (one exception object raised in many threads would gather all their tracebacks).
-
-What a client's connection does with a request that its server sent: the answer, whatever the
-client's handler does.
-
-Used by both kinds of client connections. Decides how outcomes become answers; writing them is the
-connection's. Invariant: nothing is raised, because answers to other requests must go on.
 """
 
 from __future__ import annotations
@@ -17,51 +11,16 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Callable
-from typing import TypeVar
 
 from rmq_ray.errors import (
     ConnectFailed,
     ConnectionLost,
     RemotingError,
     RequestTimeout,
-    RmqError,
     TooManyRequests,
 )
 from rmq_ray.remoting.handler import AnswerCallback
-from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
-
-C = TypeVar("C")
-
-
-def answer_to(
-    command: Command,
-    connection: C,
-    on_request: Callable[[Command, C], Command | None] | None,
-    name: str,
-    log: logging.Logger,
-) -> Command | None:
-    """The handler's answer, an error as its code and message; None where nothing is to be written
-    (oneway, or answered later).
-    """
-    try:
-        if on_request is None:
-            answer: Command | None = command.answer(
-                ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
-                remark=f" request type {command.code} not supported",
-            )
-        else:
-            answer = on_request(command, connection)
-    except RmqError as error:
-        answer = command.answer(error.code, remark=error.message)
-    except Exception as error:
-        log.exception("request %d of %s failed", command.code, name)
-        answer = command.answer(
-            ResponseCode.SYSTEM_ERROR, remark=f"{type(error).__name__}: {error}"
-        )
-    return None if command.is_oneway else answer
-
 
 log = logging.getLogger("rmq_ray.remoting")
 

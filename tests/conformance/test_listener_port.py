@@ -18,9 +18,9 @@ from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import ForeignClients, RemotingLimits
 from rmq_ray.errors import ConfigError
 from rmq_ray.protocol.access.accounts import Account
+from rmq_ray.remoting.answer_writer import AnswerWriter
 from rmq_ray.remoting.handshake import ClientHandshake, Credentials
 from rmq_ray.remoting.listener import Listener
-from rmq_ray.remoting.peer import AnswerWriter
 from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.wire.frame import BINARY, FLAG_ONEWAY, JSON, Command, encode_bytes
 from tests.support.wire import (

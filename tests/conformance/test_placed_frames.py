@@ -11,7 +11,7 @@ from rmq_ray.client.admin.admin import Admin
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.errors import ClientError, SendError
 from rmq_ray.model.ids import MessageQueue
-from rmq_ray.protocol.scan.scan_splits import DerivedFrames
+from rmq_ray.protocol.scan.derived_frames import DerivedFrames
 from tests.support.brokers.live_cluster import LiveCluster
 
 QUEUES = [

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rmq_ray.client.admin.dead_letters import Resending
+from rmq_ray.client.admin.resending import Resending
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.errors import AdminError, ClientError, SendError
 from rmq_ray.model.message import Message, decode_properties

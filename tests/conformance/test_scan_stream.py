@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rmq_ray.client.scan.scan_copies import StreamSplitReader
+from rmq_ray.client.scan.stream_split_reader import StreamSplitReader
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import ForeignClients, RemotingLimits
 from rmq_ray.errors import (

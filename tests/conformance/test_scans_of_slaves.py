@@ -13,8 +13,9 @@ import pytest
 from rmq_ray.client.admin.admin import Admin
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.producer.producer import Producer
-from rmq_ray.client.scan.scan_copies import StreamSplitReader, group_positions
+from rmq_ray.client.scan.scan_copies import group_positions
 from rmq_ray.client.scan.scan_plan import ScanOptions, ScanPlan, plan_scan
+from rmq_ray.client.scan.stream_split_reader import StreamSplitReader
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.errors import ClusterError, ConnectFailed, GroupNotFound, RemotingError
 from rmq_ray.model.ids import Address, MessageQueue

@@ -12,8 +12,8 @@ import pytest
 
 from rmq_ray.client.producer.async_producer import AsyncProducer
 from rmq_ray.client.producer.producer import Producer
-from rmq_ray.client.scan.scan_copies import StreamSplitReader
 from rmq_ray.client.scan.scan_plan import plan_scan
+from rmq_ray.client.scan.stream_split_reader import StreamSplitReader
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import ClientAuth
 from rmq_ray.errors import RmqError

@@ -26,8 +26,8 @@ import ray
 
 import rmq_ray as rmq
 from rmq_ray.actors.discovery import discovery_for
-from rmq_ray.client.scan.scan_copies import StreamSplitReader
 from rmq_ray.client.scan.scan_plan import open_reader, plan_scan
+from rmq_ray.client.scan.stream_split_reader import StreamSplitReader
 from rmq_ray.clock import SYSTEM_CLOCK
 
 CLUSTER, TOPIC = "hosts", "orders"

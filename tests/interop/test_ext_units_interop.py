@@ -17,7 +17,8 @@ from rmq_ray.files import FileCache, FileSystem
 from rmq_ray.model.groups import SQL92, Subscription
 from rmq_ray.model.hashing import java_hash
 from rmq_ray.model.ids import FrameId
-from rmq_ray.protocol.filters.filter_table import FilterTable, filter_for
+from rmq_ray.protocol.filters.bloom_filter import filter_for
+from rmq_ray.protocol.filters.filter_table import FilterTable
 from rmq_ray.store.front.message_store import MessageStore
 from rmq_ray.store.queue.consume_queue_ext import ConsumeQueueExt, ExtUnit
 from rmq_ray.store.queue.dispatcher import DispatchRules

@@ -11,8 +11,8 @@ import pytest
 
 from rmq_ray.errors import SubscriptionInvalid
 from rmq_ray.protocol.filters.sql92_compiler import compile_condition
+from rmq_ray.protocol.filters.sql92_numbers import NotComparable
 from rmq_ray.protocol.filters.sql92_parser import parse
-from rmq_ray.protocol.filters.sql92_syntax import NotComparable
 from tests.support.stores.random_filters import RandomFilters
 from tools import interop
 

@@ -30,7 +30,8 @@ from rmq_ray.config import ReplicationMode
 from rmq_ray.errors import ClusterError, PromotionRefused, RmqError, StoreError, StoreInUse
 from rmq_ray.files import FileSystem
 from rmq_ray.model.replica_roles import Assignment, ReplicaReport, Role, Standing
-from rmq_ray.protocol.election.promotion import Call, Rules, Succession
+from rmq_ray.protocol.election.promotion import Rules
+from rmq_ray.protocol.election.succession import Call, Succession
 from rmq_ray.server.base.offload import ThreadOffload
 from rmq_ray.store.tables.ledger import Entry, Ledger
 

@@ -21,7 +21,8 @@ from rmq_ray.client.admin.admin_settings import AdminSettings
 from rmq_ray.client.admin.health import Health, look
 from rmq_ray.client.admin.unread import readers, unread
 from rmq_ray.client.outgoing.send_request import timeout_in_ms
-from rmq_ray.codec.record import decode_record, parse_offset_message_id, record_row
+from rmq_ray.codec.record import decode_record, parse_offset_message_id
+from rmq_ray.codec.record_row import record_row
 from rmq_ray.errors import AdminError, ClientError, RmqError
 from rmq_ray.extras import load
 from rmq_ray.model.ids import Address, MessageQueue

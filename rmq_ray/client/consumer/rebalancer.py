@@ -48,7 +48,7 @@ from rmq_ray.protocol.rebalance import (
     is_balanced,
     plan,
 )
-from rmq_ray.protocol.routing.route_table import did_you_mean
+from rmq_ray.protocol.routing.similar_topics import did_you_mean
 from rmq_ray.remoting.wire.bodies import decode_consumer_ids
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Command

@@ -44,7 +44,7 @@ from rmq_ray.model.ids import MASTER_ID, Address
 from rmq_ray.model.topics import TopicRoute
 from rmq_ray.ports import Discovery
 from rmq_ray.protocol.filters.subscription_conflicts import CONFLICT_FIELD
-from rmq_ray.protocol.routing.route_table import similar_topics
+from rmq_ray.protocol.routing.similar_topics import similar_topics
 from rmq_ray.remoting.sockets import LOOPBACK, local_ip, process_id
 from rmq_ray.remoting.wire.bodies import decode_route, decode_topic_list, encode_heartbeat
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode

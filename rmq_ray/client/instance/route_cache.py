@@ -23,15 +23,14 @@ from rmq_ray.clock import SYSTEM_CLOCK, Clock
 from rmq_ray.errors import NoRoute, RemotingError, RequestTimeout, TopicNotWritable
 from rmq_ray.model.ids import MASTER_ID, Address, MessageQueue
 from rmq_ray.model.topics import DEFAULT_TOPIC, Permission, TopicRoute
-from rmq_ray.protocol.routing.route_table import (
+from rmq_ray.protocol.routing.route_queues import (
     PublishInfo,
     default_route,
-    did_you_mean,
-    is_own_topic,
     normalized,
     publish_info,
     subscribe_queues,
 )
+from rmq_ray.protocol.routing.similar_topics import did_you_mean, is_own_topic
 
 LOCK_TIMEOUT_MS = 3_000
 WATCH_EVERY_MS = 50.0

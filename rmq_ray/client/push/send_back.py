@@ -44,7 +44,7 @@ from rmq_ray.model.message import (
     encode_properties,
 )
 from rmq_ray.model.topics import CLIENT_INNER_GROUP, retry_topic
-from rmq_ray.protocol.delay import failure_text, with_failure
+from rmq_ray.protocol.redelivery import failure_text, with_failure
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import SendBackHeader, SendHeader

@@ -22,7 +22,7 @@ from rmq_ray.client.sending.arrow_columns import Columns
 from rmq_ray.errors import TopicNotFound
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.ports import ClusterAddress, Discovery
-from rmq_ray.protocol.scan.scan_splits import DerivedFrames
+from rmq_ray.protocol.scan.derived_frames import DerivedFrames
 
 SPARK_GROUP = "rmq-ray-spark"
 RETRIES = 8

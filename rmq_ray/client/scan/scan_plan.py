@@ -28,12 +28,12 @@ from rmq_ray.client.instance.outage import ask_for_map, ask_name_server, wait_fo
 from rmq_ray.client.pull.queue_queries import QueueQueries
 from rmq_ray.client.scan.scan_copies import (
     MASTER_ALONE_MS,
-    StreamSplitReader,
     group_positions,
     named_offsets,
     planned_at,
 )
 from rmq_ray.client.scan.split_reader import LocalSplitReader
+from rmq_ray.client.scan.stream_split_reader import StreamSplitReader
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import DEFAULT_CLUSTER, RemotingLimits, Tls
 from rmq_ray.errors import ClientError, RemotingError, StoreError, TopicNotFound

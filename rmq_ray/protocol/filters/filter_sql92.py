@@ -21,8 +21,8 @@ from collections import OrderedDict
 from rmq_ray.errors import SubscriptionInvalid
 from rmq_ray.model.message import FRAME, UNIQUE_KEY
 from rmq_ray.protocol.filters.sql92_compiler import compile_condition
+from rmq_ray.protocol.filters.sql92_numbers import NotComparable
 from rmq_ray.protocol.filters.sql92_parser import parse
-from rmq_ray.protocol.filters.sql92_syntax import NotComparable
 
 VERDICTS_MAX = 512  # of a filter; a broker may have thousands of filters
 HEAD_BYTES_MAX = 128

@@ -16,6 +16,16 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
+from rmq_ray.protocol.filters.sql92_numbers import (
+    NotComparable,
+    Number,
+    is_true,
+    order_doubles,
+    to_double,
+    to_double_beside_constant,
+    to_int,
+    to_long,
+)
 from rmq_ray.protocol.filters.sql92_syntax import (
     And,
     Cast,
@@ -26,18 +36,10 @@ from rmq_ray.protocol.filters.sql92_syntax import (
     Negative,
     Node,
     Not,
-    NotComparable,
-    Number,
     Or,
     Property,
     Text,
     Truth,
-    is_true,
-    order_doubles,
-    to_double,
-    to_double_beside_constant,
-    to_int,
-    to_long,
 )
 
 Reader = Callable[[bytes], bytes | None]

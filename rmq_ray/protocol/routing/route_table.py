@@ -18,31 +18,16 @@ registrations.
 Invariants: an address stands under one id of one broker name; a broker name without addresses is in
 no table; a cluster without broker names is not listed; topics are taken from masters only, and only
 with a new data version or a first registration; a master never replaces one of a later epoch.
-
-From a route to the queues that a producer may write and a consumer may read (protocol-behaviour
-7).
-
-Decides the lists and their order. Does not fetch routes (``client.instance.route_cache``) and does
-not choose a queue (``protocol.routing.queue_selection``). Pure: a route in, values out.
-
-Invariants: queues are listed by broker name, then id, as RocketMQ sorts them; a queue is only
-listed for writing when its broker has a master (id 0).
-
-``similar_topics`` says which topics somebody may have meant who wrote one that does not exist. What
-is done about an unknown topic is decided elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from rmq_ray.errors import MasterReplaced
-from rmq_ray.model.ids import MASTER_ID, MessageQueue
+from rmq_ray.model.ids import MASTER_ID
 from rmq_ray.model.topics import (
-    DLQ_PREFIX,
-    REPLY_SUFFIX,
-    RETRY_PREFIX,
     SYSTEM_TOPICS,
     BrokerData,
     DataVersion,
@@ -51,100 +36,6 @@ from rmq_ray.model.topics import (
     TopicConfig,
     TopicRoute,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class PublishInfo:
-    """What a producer knows of a topic.
-
-    ``queues``: may be written, sorted. ``ordered``: the route carried an order configuration, so
-    the list is fixed. ``brokers``: the names in ``queues``, each once, sorted.
-    """
-
-    topic: str
-    queues: tuple[MessageQueue, ...] = ()
-    ordered: bool = False
-    brokers: tuple[str, ...] = ()
-
-    @property
-    def ok(self) -> bool:
-        """True when there is a queue to write to."""
-        return bool(self.queues)
-
-
-def publish_info(topic: str, route: TopicRoute) -> PublishInfo:
-    """The queues that may be written: ordered configuration first, else every writable queue of
-    brokers with a master.
-    """
-    if route.order_conf:
-        queues = _ordered_queues(topic, route.order_conf)
-        ordered = True
-    else:
-        queues = _writable_queues(topic, route)
-        ordered = False
-    return PublishInfo(
-        topic, queues, ordered, tuple(sorted({queue.broker_name for queue in queues}))
-    )
-
-
-def subscribe_queues(topic: str, route: TopicRoute) -> tuple[MessageQueue, ...]:
-    """The queues that may be read; a slave alone is enough to read from."""
-    return tuple(
-        MessageQueue(topic, data.broker_name, queue_id)
-        for data in sorted(route.queues)
-        if data.permission & Permission.READ
-        for queue_id in range(data.read_queues)
-    )
-
-
-def default_route(route: TopicRoute, queues_max: int) -> TopicRoute:
-    """The route of a topic that does not exist yet, made from the template topic's: read = write =
-    min(``queues_max``, read).
-    """
-    return replace(route, queues=tuple(_limited(data, queues_max) for data in route.queues))
-
-
-def normalized(route: TopicRoute) -> TopicRoute:
-    """The same route with queue and broker lists sorted: two routes that say the same compare
-    equal.
-    """
-    return replace(
-        route,
-        queues=tuple(sorted(route.queues)),
-        brokers=tuple(sorted(route.brokers, key=_broker_key)),
-    )
-
-
-def _ordered_queues(topic: str, order_conf: str) -> tuple[MessageQueue, ...]:
-    """``broker-a:4;broker-b:4`` -> queues 0..3 of each; entries that are not ``name:count`` are
-    left out.
-    """
-    queues: list[MessageQueue] = []
-    for entry in order_conf.split(";"):
-        name, separator, count = entry.strip().partition(":")
-        if separator and name and count.isdigit():
-            queues.extend(MessageQueue(topic, name, queue_id) for queue_id in range(int(count)))
-    return tuple(queues)
-
-
-def _writable_queues(topic: str, route: TopicRoute) -> tuple[MessageQueue, ...]:
-    masters = {data.broker_name for data in route.brokers if MASTER_ID in data.addresses}
-    return tuple(
-        MessageQueue(topic, data.broker_name, queue_id)
-        for data in sorted(route.queues)
-        if data.permission & Permission.WRITE and data.broker_name in masters
-        for queue_id in range(data.write_queues)
-    )
-
-
-def _limited(data: QueueData, queues_max: int) -> QueueData:
-    count = min(queues_max, data.read_queues)
-    return replace(data, read_queues=count, write_queues=count)
-
-
-def _broker_key(data: BrokerData) -> str:
-    return data.broker_name
-
 
 BROKER_EXPIRY_MS = 120_000  # since the last registration
 EPOCHS_MAX = 100_000  # broker names whose epoch is remembered, also after they left
@@ -480,48 +371,3 @@ class RouteTable:
 
 def _copy(broker: BrokerData) -> BrokerData:
     return replace(broker, addresses=dict(sorted(broker.addresses.items())))
-
-
-SIMILAR_MAX = 3
-SIMILARITY_MIN = 0.7  # 'reminders' is not meant for 'orders'
-NAMES_MAX = 10_000  # compared for one answer: a hundredth of a second each thousand
-
-
-def similar_topics(topic: str, names: Iterable[str], servers: Collection[str] = ()) -> list[str]:
-    """At most three of the users' topics among ``names``, the most similar first. ``servers``:
-    names of the cluster and of brokers, which have topics of their own.
-
-    >>> similar_topics("ordres", ["payments", "orders", "Orders", "%RETRY%orders", "TBW102"])
-    ['Orders', 'orders']
-    >>> similar_topics("reminders", ["orders"]), similar_topics("n", ["nb"], ["nb"])
-    ([], [])
-    """
-    users = sorted(
-        name for name in names if name != topic and name not in servers and not is_own_topic(name)
-    )[:NAMES_MAX]
-    folded: dict[str, list[str]] = {}
-    for name in users:
-        folded.setdefault(name.lower(), []).append(name)
-    from difflib import get_close_matches  # only who misspells a topic needs it
-
-    close = get_close_matches(topic.lower(), folded, SIMILAR_MAX, SIMILARITY_MIN)
-    return [name for one in close for name in folded[one]][:SIMILAR_MAX]
-
-
-def did_you_mean(similar: Iterable[str]) -> str:
-    """The end of a sentence about an unknown topic.
-
-    >>> did_you_mean(["orders", "order"]), did_you_mean([])
-    ("; did you mean 'orders' or 'order'?", '')
-    """
-    names = " or ".join(repr(name) for name in similar)
-    return f"; did you mean {names}?" if names else ""
-
-
-def is_own_topic(name: str) -> bool:
-    """One that the queue makes for itself: nobody misspells it."""
-    return (
-        name in SYSTEM_TOPICS
-        or name.startswith((RETRY_PREFIX, DLQ_PREFIX, "rmq_sys_", "RMQ_SYS_"))
-        or name.endswith(REPLY_SUFFIX)
-    )

@@ -42,20 +42,8 @@ from rmq_ray.model.message import (
     decode_properties,
 )
 from rmq_ray.model.topics import TIMER_TOPIC
-from rmq_ray.protocol.timer import (
-    CANCELLED,
-    DUE_MS_MIN,
-    SET_BACK_MS,
-    WAITING,
-    Array,
-    Due,
-    DueWindow,
-    OffsetSet,
-    cancelling,
-    nearest,
-    release_timed,
-    rolled,
-)
+from rmq_ray.protocol.due_window import SET_BACK_MS, Array, Due, DueWindow, OffsetSet, nearest
+from rmq_ray.protocol.timer import CANCELLED, DUE_MS_MIN, WAITING, cancelling, release_timed, rolled
 from rmq_ray.server.base.config_saver import ConfigSaver
 from rmq_ray.server.base.counters import Counters
 from rmq_ray.server.base.offload import Offload

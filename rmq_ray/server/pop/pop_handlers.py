@@ -32,9 +32,9 @@ from rmq_ray.model.groups import ConsumeType
 from rmq_ray.model.pulling import GetMessageStatus
 from rmq_ray.model.topics import Permission, retry_topic
 from rmq_ray.ports import Peer
-from rmq_ray.protocol.delay import is_last_try
 from rmq_ray.protocol.pop import Key, PopQueue, mask_bytes, mask_of
 from rmq_ray.protocol.rate_limit import RateLimiter
+from rmq_ray.protocol.redelivery import is_last_try
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import FailedTry, GroupKnown

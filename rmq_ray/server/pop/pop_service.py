@@ -22,9 +22,9 @@ from rmq_ray.files import FileSystem
 from rmq_ray.model.message import decode_properties
 from rmq_ray.model.topics import GroupConfig, dlq_topic, retry_topic
 from rmq_ray.ports import Peer
-from rmq_ray.protocol.delay import copy_properties, decide, max_times
 from rmq_ray.protocol.pop import Expired
 from rmq_ray.protocol.rate_limit import RateLimiter
+from rmq_ray.protocol.redelivery import copy_properties, decide, max_times
 from rmq_ray.server.base.offload import Offload
 from rmq_ray.server.base.responses import Answer
 from rmq_ray.server.pop.pop_handlers import PopHandlers

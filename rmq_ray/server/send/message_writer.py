@@ -19,7 +19,8 @@ from rmq_ray.model.ids import FrameId
 from rmq_ray.model.message import CLUSTER, FRAME, TIMER_OUT_MS, WAIT, SysFlag, encode_properties
 from rmq_ray.model.topics import TIMER_TOPIC
 from rmq_ray.protocol.delay import DelayLevels, park, requested_level
-from rmq_ray.protocol.timer import SET_BACK_MS, asked_due_ms, is_timed, park_until
+from rmq_ray.protocol.due_window import SET_BACK_MS
+from rmq_ray.protocol.timer import asked_due_ms, is_timed, park_until
 from rmq_ray.server.base.counters import Counters
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.store_keeper import StoreKeeper

@@ -13,7 +13,7 @@ from rmq_ray.model.message import DELAY, RETRY_TOPIC, decode_properties
 from rmq_ray.model.topics import GroupConfig, Permission
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.access.decision import Action
-from rmq_ray.protocol.delay import copy_properties, decide, max_times, with_failure
+from rmq_ray.protocol.redelivery import copy_properties, decide, max_times, with_failure
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import SendBackHeader

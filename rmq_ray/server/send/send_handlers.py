@@ -37,7 +37,7 @@ from rmq_ray.model.message import (
 )
 from rmq_ray.model.topics import TIMER_TOPIC, GroupConfig, dlq_topic
 from rmq_ray.ports import Peer
-from rmq_ray.protocol.delay import group_of_retry_topic, max_times
+from rmq_ray.protocol.redelivery import group_of_retry_topic, max_times
 from rmq_ray.protocol.timer import RecallHandle, is_timed
 from rmq_ray.protocol.transaction import as_half
 from rmq_ray.remoting.wire.bodies import BodyInvalid

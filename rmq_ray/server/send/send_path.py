@@ -40,9 +40,9 @@ from rmq_ray.model.topics import (
     TopicConfig,
 )
 from rmq_ray.ports import Peer
-from rmq_ray.protocol.delay import group_of_retry_topic
 from rmq_ray.protocol.rate_limit import RateLimiter
-from rmq_ray.protocol.routing.route_table import is_own_topic
+from rmq_ray.protocol.redelivery import group_of_retry_topic
+from rmq_ray.protocol.routing.similar_topics import is_own_topic
 from rmq_ray.protocol.validators import check_topic
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, Command

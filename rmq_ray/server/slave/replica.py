@@ -37,7 +37,7 @@ from rmq_ray.errors import (
     StoreNotReady,
 )
 from rmq_ray.model.ids import Address
-from rmq_ray.protocol.election.replication import parting_point
+from rmq_ray.protocol.election.parting_point import parting_point
 from rmq_ray.protocol.transaction import SYSTEM_GROUP
 from rmq_ray.remoting.async_connection import AsyncConnection
 from rmq_ray.remoting.handshake import Credentials

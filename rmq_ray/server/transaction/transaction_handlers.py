@@ -35,7 +35,7 @@ from rmq_ray.model.message import UNIQUE_KEY, SysFlag
 from rmq_ray.model.topics import HALF_TOPIC
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.access.decision import Action
-from rmq_ray.protocol.delay import group_of_retry_topic
+from rmq_ray.protocol.redelivery import group_of_retry_topic
 from rmq_ray.protocol.transaction import (
     IMMUNITY_S_MAX,
     EndState,

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rmq_ray.codec.alike_properties import alike_facts
 from rmq_ray.codec.label_columns import hash_columns, holds_blanks, read_columns
 from rmq_ray.codec.record import (
     HEADER,
@@ -33,7 +34,7 @@ from rmq_ray.codec.record_batch import (
     KeyHashes,
     body_crcs,
 )
-from rmq_ray.codec.record_properties import alike_facts, plain_facts
+from rmq_ray.codec.record_properties import plain_facts
 from rmq_ray.model.message import KEYS, TAGS, UNIQUE_KEY, SysFlag, decode_properties
 from rmq_ray.model.topics import TIMER_TOPIC, is_storable
 from rmq_ray.store.frames.single_message import EncodedMessages, StoredMessage

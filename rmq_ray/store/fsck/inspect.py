@@ -28,9 +28,10 @@ from typing import Any
 
 import numpy as np
 
-from rmq_ray.codec.record import HEADER_BYTES, decode_record, record_row
+from rmq_ray.codec.record import HEADER_BYTES, decode_record
 from rmq_ray.codec.record_batch import Array
 from rmq_ray.codec.record_properties import collect_facts, stored_facts
+from rmq_ray.codec.record_row import record_row
 from rmq_ray.codec.store_files import COMMIT_LOG, CONSUME_QUEUE, OURS
 from rmq_ray.errors import StoreCorrupt, StoreError, StoreInUse, StoreMissing
 from rmq_ray.files import DirectoryLock

@@ -19,7 +19,7 @@ from rmq_ray.codec.record import Record, encode_record
 from rmq_ray.errors import ConnectFailed, RemotingError
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.model.topics import BrokerData, QueueData, TopicRoute
-from rmq_ray.protocol.routing.route_table import similar_topics
+from rmq_ray.protocol.routing.similar_topics import similar_topics
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.records import PullRecords, pack_pull_answer, unpack_pull
 

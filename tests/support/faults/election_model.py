@@ -23,8 +23,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from rmq_ray.model.replica_roles import Assignment, ReplicaReport, Role, Standing
-from rmq_ray.protocol.election.promotion import Answer, Call, Rules, Succession, elect
+from rmq_ray.protocol.election.promotion import Answer, Rules, elect
 from rmq_ray.protocol.election.replication import LEASE_MS
+from rmq_ray.protocol.election.succession import Call, Succession
 
 FAULT_MS, PEACE_MS = 15_000, 15_000
 HOLD_MS, APPEND_MS, LAG_MS, SILENT_MS = 500, 120, 700, 900

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rmq_ray.model.topics import GroupConfig
-from rmq_ray.protocol.delay import (
+from rmq_ray.protocol.redelivery import (
     Redelivery,
     copy_properties,
     decide,

@@ -9,14 +9,11 @@ import pytest
 
 from rmq_ray.errors import ClientError, MessageIllegal
 from rmq_ray.model.topics import TIMER_TOPIC
+from rmq_ray.protocol.due_window import HEAP_MAX, DueWindow, OffsetSet, nearest
 from rmq_ray.protocol.timer import (
-    HEAP_MAX,
-    DueWindow,
-    OffsetSet,
     RecallHandle,
     asked_due_ms,
     is_timed,
-    nearest,
     park_until,
     release_timed,
     rolled,

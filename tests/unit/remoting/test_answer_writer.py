@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from rmq_ray.remoting.peer import JOIN_BYTES_MAX, AnswerWriter
+from rmq_ray.remoting.answer_writer import JOIN_BYTES_MAX, AnswerWriter
 
 
 class Wire(asyncio.Transport):

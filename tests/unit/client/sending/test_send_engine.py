@@ -15,7 +15,7 @@ from rmq_ray.errors import BrokerBusy, ConnectionLost, SendUnknown
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.model.message import SendStatus
 from rmq_ray.protocol.retry import Decision, Step
-from rmq_ray.protocol.routing.route_table import PublishInfo
+from rmq_ray.protocol.routing.route_queues import PublishInfo
 from rmq_ray.remoting.wire.frame import Command
 
 ADDRESSES = {

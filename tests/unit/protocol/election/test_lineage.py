@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from rmq_ray.protocol.election.replication import parting_point
+from rmq_ray.protocol.election.parting_point import parting_point
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,9 @@ import pytest
 
 from rmq_ray.errors import PromotionRefused
 from rmq_ray.model.replica_roles import Assignment, ReplicaReport, Role, Standing
-from rmq_ray.protocol.election.promotion import (
-    GATHER_MS,
-    MORE_REPORTS_MS,
-    PROMOTION_MS,
-    Rules,
-    Succession,
-)
+from rmq_ray.protocol.election.promotion import GATHER_MS, MORE_REPORTS_MS, Rules
 from rmq_ray.protocol.election.replication import LEASE_MS
+from rmq_ray.protocol.election.succession import PROMOTION_MS, Succession
 
 RULES = Rules("b", 3, synchronous=True)
 

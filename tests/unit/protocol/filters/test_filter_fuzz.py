@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from rmq_ray.errors import SubscriptionInvalid
 from rmq_ray.protocol.filters.sql92_compiler import compile_condition
+from rmq_ray.protocol.filters.sql92_numbers import NotComparable
 from rmq_ray.protocol.filters.sql92_parser import parse
-from rmq_ray.protocol.filters.sql92_syntax import NotComparable
 
 WORDS = st.sampled_from(
     "a b TAGS region 5 0 -1 1.5 1E400 0x1F 9223372036854775808 'x' 'it''s' ' TRUE FALSE NULL IS "

@@ -14,14 +14,15 @@ from rmq_ray.model.pulling import Sql
 from rmq_ray.protocol.filters import filter_sql92
 from rmq_ray.protocol.filters.filter_sql92 import FilterCache, compile_filter
 from rmq_ray.protocol.filters.sql92_compiler import compile_condition
-from rmq_ray.protocol.filters.sql92_parser import DEPTH_MAX, EXPRESSION_CHARS_MAX, PARTS_MAX, parse
-from rmq_ray.protocol.filters.sql92_syntax import (
+from rmq_ray.protocol.filters.sql92_numbers import (
     NotComparable,
     order_doubles,
     to_double,
     to_int,
     to_long,
 )
+from rmq_ray.protocol.filters.sql92_parser import DEPTH_MAX, PARTS_MAX, parse
+from rmq_ray.protocol.filters.sql92_tokens import EXPRESSION_CHARS_MAX
 from rmq_ray.protocol.filters.subscriptions import parse_subscription, sql
 
 MESSAGE = b"a\x015\x02b\x01hz"

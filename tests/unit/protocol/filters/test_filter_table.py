@@ -8,12 +8,8 @@ import pytest
 
 from rmq_ray.model.groups import SQL92, Subscription
 from rmq_ray.protocol.filters import filter_table
-from rmq_ray.protocol.filters.filter_table import (
-    KEPT_AFTER_DEATH_MS,
-    FilterTable,
-    filter_for,
-    is_hit,
-)
+from rmq_ray.protocol.filters.bloom_filter import filter_for, is_hit
+from rmq_ray.protocol.filters.filter_table import KEPT_AFTER_DEATH_MS, FilterTable
 from rmq_ray.protocol.filters.filter_tag import tag_subscription
 from rmq_ray.protocol.filters.subscription_conflicts import NOT_SUBSCRIBED, Declarations, describe
 

@@ -6,7 +6,7 @@ import pytest
 
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.topics import BrokerData, QueueData, TopicRoute
-from rmq_ray.protocol.routing.route_table import (
+from rmq_ray.protocol.routing.route_queues import (
     PublishInfo,
     default_route,
     normalized,

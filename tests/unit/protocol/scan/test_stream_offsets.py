@@ -8,7 +8,7 @@ import pytest
 
 from rmq_ray.errors import ClientError
 from rmq_ray.model.ids import MessageQueue
-from rmq_ray.protocol.scan.scan_splits import SEQUENCES, DerivedFrames
+from rmq_ray.protocol.scan.derived_frames import SEQUENCES, DerivedFrames
 from rmq_ray.protocol.scan.stream_offsets import StreamPosition, limited
 
 A, B, C = (

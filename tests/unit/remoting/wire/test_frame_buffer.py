@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmq_ray.errors import MalformedFrame
-from rmq_ray.remoting.wire.frame import FIRST_BYTES, FRAME_BYTES_MAX, FrameBuffer
+from rmq_ray.remoting.wire.frame import FRAME_BYTES_MAX
+from rmq_ray.remoting.wire.frame_buffer import FIRST_BYTES, FrameBuffer
 
 LENGTHS = st.sampled_from([4, 5, 29, 1_000, FIRST_BYTES - 4, FIRST_BYTES - 3, FIRST_BYTES, 200_000])
 

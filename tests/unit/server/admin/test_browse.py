@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.codec.record import decode_record, record_row
+from rmq_ray.codec.record import decode_record
+from rmq_ray.codec.record_row import record_row
 from rmq_ray.model.topics import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC, TopicConfig
 from rmq_ray.remoting.wire.browse import (
     FROM,
