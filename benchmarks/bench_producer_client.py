@@ -23,7 +23,8 @@ from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
 from benchmarks.report import Figure, Report, percentiles
-from rmq_ray.client.outgoing.send_payload import ProducerIdentity, encode_records
+from rmq_ray.client.outgoing.producer_identity import ProducerIdentity
+from rmq_ray.client.outgoing.send_payload import encode_records
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import ForeignClients, RemotingLimits

@@ -21,6 +21,7 @@ from functools import partial
 
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.access.decision import Action
+from rmq_ray.remoting.wire import group_headers
 from rmq_ray.remoting.wire import headers as h
 from rmq_ray.remoting.wire.browse import BrowseHeader
 from rmq_ray.remoting.wire.codes import RequestCode as Code
@@ -230,32 +231,37 @@ GROUPS = (
         Code.INVOKE_BROKER_TO_RESET_OFFSET,
         "GroupOperations.reset",
         BOTH,
-        header=h.ResetOffsetHeader,
+        header=group_headers.ResetOffsetHeader,
         body="JSON",
     ),
-    sets(Code.CLONE_GROUP_OFFSET, "GroupOperations.clone", BOTH, header=h.CloneGroupHeader),
+    sets(
+        Code.CLONE_GROUP_OFFSET,
+        "GroupOperations.clone",
+        BOTH,
+        header=group_headers.CloneGroupHeader,
+    ),
     consumes(
         Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS,
         "GroupOperations.positions",
-        header=h.ConsumerStatusHeader,
+        header=group_headers.ConsumerStatusHeader,
         asked_by=TOOLS,
     ),
     of_group(
         Code.GET_CONSUMER_RUNNING_INFO,
         "GroupOperations.running_info",
-        header=h.RunningInfoHeader,
+        header=group_headers.RunningInfoHeader,
         asked_by=TOOLS,
     ),
     changes(
         Code.CONSUME_MESSAGE_DIRECTLY,
         "GroupOperations.consume_directly",
         BOTH,
-        header=h.ConsumeDirectlyHeader,
+        header=group_headers.ConsumeDirectlyHeader,
     ),
     shows(
         Code.GET_BROKER_CONSUME_STATS,
         "GroupOperations.all_stats",
-        header=h.BrokerConsumeStatsHeader,
+        header=group_headers.BrokerConsumeStatsHeader,
     ),
     shows(Code.GET_ALL_PRODUCER_INFO, "GroupOperations.producers"),
     of_group(
@@ -434,11 +440,21 @@ CLIENTS = (
         body="record",
     ),
     tells(Code.NOTIFY_CONSUMER_IDS_CHANGED, "ClientInstance"),
-    tells(Code.RESET_CONSUMER_CLIENT_OFFSET, "consumers", header=h.ResetOffsetHeader, body="JSON"),
-    tells(Code.GET_CONSUMER_STATUS_FROM_CLIENT, "consumers", header=h.ConsumerStatusHeader),
-    tells(Code.GET_CONSUMER_RUNNING_INFO, "consumers", header=h.RunningInfoHeader),
     tells(
-        Code.CONSUME_MESSAGE_DIRECTLY, "consumers", header=h.ConsumeDirectlyHeader, body="record"
+        Code.RESET_CONSUMER_CLIENT_OFFSET,
+        "consumers",
+        header=group_headers.ResetOffsetHeader,
+        body="JSON",
+    ),
+    tells(
+        Code.GET_CONSUMER_STATUS_FROM_CLIENT, "consumers", header=group_headers.ConsumerStatusHeader
+    ),
+    tells(Code.GET_CONSUMER_RUNNING_INFO, "consumers", header=group_headers.RunningInfoHeader),
+    tells(
+        Code.CONSUME_MESSAGE_DIRECTLY,
+        "consumers",
+        header=group_headers.ConsumeDirectlyHeader,
+        body="record",
     ),
     tells(
         Code.PUSH_REPLY_MESSAGE_TO_CLIENT, "RequestReply", header=PushReplyHeader, body="message"

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rmq_ray.client.outgoing.send_payload import LOOK_EVERY, SEQUENCE_SPAN_MAX
+from rmq_ray.client.outgoing.producer_identity import LOOK_EVERY, SEQUENCE_SPAN_MAX
 from rmq_ray.client.producer.async_producer import AsyncProducer
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.errors import (

@@ -33,7 +33,7 @@ from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.model.message import Message
 from rmq_ray.model.pulling import PullStatus
 from rmq_ray.protocol.filters.subscriptions import sql
-from rmq_ray.remoting.wire.bodies_admin import encode_offsets
+from rmq_ray.remoting.wire.bodies_groups import encode_offsets
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, Command
 from tests.support.brokers.live_cluster import LiveCluster

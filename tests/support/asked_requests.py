@@ -11,7 +11,7 @@ import msgpack
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.protocol.access.signature import ACCESS_KEY, SIGNATURE, sign
 from rmq_ray.remoting.request_table import Row
-from rmq_ray.remoting.wire import bodies, pops, records
+from rmq_ray.remoting.wire import bodies, body_json, pops, records
 from rmq_ray.remoting.wire.codes import RequestCode as Code
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.halves import End, HalvesHeader, pack_ends
@@ -56,7 +56,7 @@ def body_of(code: Code) -> bytes:
         ),
         Code.PIN_SEGMENTS: lambda: msgpack.packb(["orders", {0: 0}, 1]),
         Code.QUEUE_BOUNDS: lambda: msgpack.packb(["orders"]),
-        Code.HEART_BEAT: lambda: bodies.write(
+        Code.HEART_BEAT: lambda: body_json.write(
             {
                 "clientID": "c",
                 "producerDataSet": [],
@@ -68,7 +68,7 @@ def body_of(code: Code) -> bytes:
                 ],
             }
         ),
-        Code.CHECK_CLIENT_CONFIG: lambda: bodies.write(
+        Code.CHECK_CLIENT_CONFIG: lambda: body_json.write(
             {"group": "billing", "subscriptionData": {"topic": "orders", "subString": "*"}}
         ),
         Code.LOCK_BATCH_MQ: lambda: bodies.encode_lock("billing", "c", queues),
@@ -77,7 +77,7 @@ def body_of(code: Code) -> bytes:
         Code.SEND_MESSAGE_V2: lambda: b"body",
         Code.END_TRANSACTIONS: lambda: pack_ends("web", [End(0, 0, 0)]),
         Code.DRAIN_BROKER: lambda: msgpack.packb([True]),
-        Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: lambda: bodies.write({"groupName": "billing"}),
+        Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: lambda: body_json.write({"groupName": "billing"}),
     }.get(code, bytes)()
     return bytes(found)
 

@@ -48,11 +48,7 @@ from rmq_ray.model.trace import decode
 from rmq_ray.protocol.scan.scan_positions import Where
 from rmq_ray.protocol.validators import check_group, check_topic
 from rmq_ray.remoting.wire.bodies import decode_route, decode_topic_configs, decode_topic_list
-from rmq_ray.remoting.wire.bodies_admin import (
-    RETENTION_FIELD,
-    QueueStats,
-    decode_topic_stats,
-)
+from rmq_ray.remoting.wire.bodies_admin import RETENTION_FIELD, QueueStats, decode_topic_stats
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Buffer, Command
 from rmq_ray.remoting.wire.headers import (

@@ -26,7 +26,7 @@ from rmq_ray.model.moments import moment_ms, unless_seconds
 from rmq_ray.model.topics import GroupConfig
 from rmq_ray.protocol.scan.scan_positions import LikeGroup
 from rmq_ray.protocol.validators import check_group, check_topic
-from rmq_ray.remoting.wire.bodies import decode_lock_holders, parse, write
+from rmq_ray.remoting.wire.bodies import decode_lock_holders
 from rmq_ray.remoting.wire.bodies_admin import (
     Progress,
     decode_conflicts,
@@ -34,19 +34,22 @@ from rmq_ray.remoting.wire.bodies_admin import (
     decode_consume_stats,
     decode_group_configs,
     encode_group,
-    encode_offsets,
 )
+from rmq_ray.remoting.wire.bodies_groups import encode_offsets
+from rmq_ray.remoting.wire.body_json import parse, write
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Buffer, Command
-from rmq_ray.remoting.wire.headers import (
+from rmq_ray.remoting.wire.group_headers import (
     ConsumeDirectlyHeader,
+    ResetOffsetHeader,
+    RunningInfoHeader,
+)
+from rmq_ray.remoting.wire.headers import (
     ConsumerGroupHeader,
     ConsumeStatsHeader,
     DeleteGroupHeader,
     OffsetAnswer,
     QueueHeader,
-    ResetOffsetHeader,
-    RunningInfoHeader,
     UpdateOffsetHeader,
 )
 from rmq_ray.remoting.wire.overview import DELAYED, UNCOMMITTED, ask_overview, read_overview

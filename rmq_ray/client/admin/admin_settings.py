@@ -20,8 +20,8 @@ from rmq_ray.model.topics import GroupConfig
 from rmq_ray.protocol.live_settings import encode_properties, told
 from rmq_ray.protocol.rate_limit import BYTES, KINDS, MESSAGES, limit_key, split_key
 from rmq_ray.protocol.validators import check_group
-from rmq_ray.remoting.wire.bodies import write
 from rmq_ray.remoting.wire.bodies_admin import decode_group_configs, encode_group
+from rmq_ray.remoting.wire.body_json import write
 from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.overview import ask_overview, read_overview

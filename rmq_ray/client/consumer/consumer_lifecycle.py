@@ -29,7 +29,7 @@ from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Any, Generic, Protocol, Self, TypeVar
 
-from rmq_ray.client.consumer.assigned_queue import Pausable
+from rmq_ray.client.consumer.flow_control import Pausable
 from rmq_ray.client.consumer.subscriptions import SubscriptionTable
 from rmq_ray.client.instance.client_instance import ClientInstance, ServiceState
 from rmq_ray.clock import Clock

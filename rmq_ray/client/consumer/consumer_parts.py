@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rmq_ray.client.consumer.assigned_queue import AssignedQueues, FlowControl, PauseTable
+from rmq_ray.client.consumer.assigned_queue import AssignedQueues
+from rmq_ray.client.consumer.flow_control import FlowControl, PauseTable
 from rmq_ray.client.consumer.offset_store import OffsetStore
 from rmq_ray.client.consumer.subscriptions import SubscriptionTable
 from rmq_ray.client.instance.client_instance import ClientInstance

@@ -42,10 +42,10 @@ from rmq_ray.client.messages.received import MessageExt, PulledPage
 from rmq_ray.codec.record import decode_record
 from rmq_ray.errors import RmqError
 from rmq_ray.model.ids import Address, MessageQueue
-from rmq_ray.remoting.wire import bodies_admin
+from rmq_ray.remoting.wire import bodies_groups
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Command
-from rmq_ray.remoting.wire.headers import (
+from rmq_ray.remoting.wire.group_headers import (
     ConsumeDirectlyHeader,
     ConsumerStatusHeader,
     RunningInfoHeader,
@@ -107,7 +107,7 @@ class OperatorRequests:
         )
 
     def _reset(self, command: Command, address: Address) -> None:
-        offsets = bodies_admin.decode_offsets(command.body_bytes())
+        offsets = bodies_groups.decode_offsets(command.body_bytes())
         held = self._parts.assigned.snapshot()
         for queue in offsets.keys() & held.keys():
             log.info(
@@ -121,7 +121,7 @@ class OperatorRequests:
     def _status(self, command: Command, address: Address) -> Command:
         topic = ConsumerStatusHeader.from_fields(command.fields).topic
         return command.answer(
-            fields={}, body=bodies_admin.encode_client_status(self._parts.offsets.clone(topic))
+            fields={}, body=bodies_groups.encode_client_status(self._parts.offsets.clone(topic))
         )
 
     def _info(self, command: Command, address: Address) -> Command:
@@ -152,7 +152,7 @@ class OperatorRequests:
         stacks = None
         if RunningInfoHeader.from_fields(command.fields).jstack_enable:
             stacks = _stacks()
-        body = bodies_admin.encode_running_info(
+        body = bodies_groups.encode_running_info(
             properties, queues, self._rates(), parts.subscriptions.all(), stacks
         )
         return command.answer(fields={}, body=body)
@@ -219,7 +219,7 @@ class OperatorRequests:
         finally:
             self._direct.release()
         outcome, fault = _outcome(answer, ctx)
-        body = bodies_admin.encode_direct_result(
+        body = bodies_groups.encode_direct_result(
             outcome,
             int(clock.monotonic_ms() - began_ms),
             remark or fault,

@@ -20,13 +20,8 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
-from rmq_ray.client.consumer.assigned_queue import (
-    AssignedQueue,
-    FlowControl,
-    PauseTable,
-    Pressure,
-    ReadyBatch,
-)
+from rmq_ray.client.consumer.assigned_queue import AssignedQueue, ReadyBatch
+from rmq_ray.client.consumer.flow_control import FlowControl, PauseTable, Pressure
 from rmq_ray.client.pull.pulled_batch import PageSlice, PulledBatch
 from rmq_ray.clock import Clock
 from rmq_ray.config import MIB, ConsumerConfig

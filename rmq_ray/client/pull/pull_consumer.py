@@ -23,9 +23,10 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Unpack
 
-from rmq_ray.client.consumer.assigned_queue import AssignedQueue, Pausable
+from rmq_ray.client.consumer.assigned_queue import AssignedQueue
 from rmq_ray.client.consumer.consumer_lifecycle import GroupConsumer
 from rmq_ray.client.consumer.consumer_options import PullOptions, as_ms, pull_settings
+from rmq_ray.client.consumer.flow_control import Pausable
 from rmq_ray.client.consumer.offset_store import ReadOffset
 from rmq_ray.client.consumer.subscriptions import check_sql_filters, check_subscriptions
 from rmq_ray.client.instance.client_instance import ClientInstance, ServiceState

@@ -22,10 +22,11 @@ from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Any, ClassVar
 
-from rmq_ray.client.consumer.assigned_queue import AssignedQueue, AssignedQueues, PauseTable
+from rmq_ray.client.consumer.assigned_queue import AssignedQueue, AssignedQueues
 from rmq_ray.client.consumer.consumer_engine import ConsumerEngine
 from rmq_ray.client.consumer.consumer_options import ConsumerSettings
 from rmq_ray.client.consumer.consumer_parts import ConsumerParts
+from rmq_ray.client.consumer.flow_control import PauseTable
 from rmq_ray.client.consumer.offset_store import ReadOffset, RemoteOffsetStore
 from rmq_ray.client.consumer.operator_requests import ORDERLY, OperatorRequests
 from rmq_ray.client.consumer.rebalancer import Rebalancer

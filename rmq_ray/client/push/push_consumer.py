@@ -18,9 +18,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Unpack
 
-from rmq_ray.client.consumer.assigned_queue import Pausable
 from rmq_ray.client.consumer.consumer_lifecycle import GroupConsumer
 from rmq_ray.client.consumer.consumer_options import PushOptions, check_listener, push_settings
+from rmq_ray.client.consumer.flow_control import Pausable
 from rmq_ray.client.consumer.local_offset_store import LocalFileOffsetStore, LocalPlace
 from rmq_ray.client.consumer.subscriptions import check_sql_filters, check_subscriptions
 from rmq_ray.client.instance.client_instance import ClientInstance

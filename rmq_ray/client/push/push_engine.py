@@ -21,15 +21,11 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from rmq_ray.client.consumer.assigned_queue import (
-    AssignedQueue,
-    AssignedQueues,
-    FlowControl,
-    Pausable,
-)
+from rmq_ray.client.consumer.assigned_queue import AssignedQueue, AssignedQueues
 from rmq_ray.client.consumer.consumer_engine import ConsumerEngine
 from rmq_ray.client.consumer.consumer_options import ConsumerSettings
 from rmq_ray.client.consumer.consumer_parts import ConsumerParts
+from rmq_ray.client.consumer.flow_control import FlowControl, Pausable
 from rmq_ray.client.consumer.local_offset_store import LocalFileOffsetStore
 from rmq_ray.client.consumer.offset_store import ReadOffset, RemoteOffsetStore
 from rmq_ray.client.consumer.operator_requests import ORDERLY, OperatorRequests

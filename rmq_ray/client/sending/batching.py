@@ -23,11 +23,11 @@ from collections.abc import Callable, Sequence
 
 from rmq_ray.client.instance.timers import ClientTimers
 from rmq_ray.client.outgoing.callbacks import Callbacks
+from rmq_ray.client.outgoing.producer_identity import ProducerIdentity
 from rmq_ray.client.outgoing.send_future import BatchOutcome, SendFuture
 from rmq_ray.client.outgoing.send_payload import (
     RECORD_OVERHEAD,
     FrameParts,
-    ProducerIdentity,
     RecordsPayload,
     encode_records,
 )

@@ -40,13 +40,9 @@ from enum import Enum
 from typing import Any, ClassVar, Generic, TypeVar
 
 from rmq_ray.client.outgoing.confirming import own_copy
+from rmq_ray.client.outgoing.producer_identity import ProducerIdentity
 from rmq_ray.client.outgoing.send_future import BatchOutcome
-from rmq_ray.client.outgoing.send_payload import (
-    RECORD_OVERHEAD,
-    ProducerIdentity,
-    SizedPayload,
-    encode_records,
-)
+from rmq_ray.client.outgoing.send_payload import RECORD_OVERHEAD, SizedPayload, encode_records
 from rmq_ray.client.outgoing.send_request import SendRequest
 from rmq_ray.client.sending.async_sender import AsyncSend, AsyncSender
 from rmq_ray.client.sending.batch_bisect import ONE_OF_MANY

@@ -18,11 +18,11 @@ from concurrent.futures import Future
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.instance.timers import ClientTimers
 from rmq_ray.client.outgoing.callbacks import Callbacks
+from rmq_ray.client.outgoing.producer_identity import ProducerIdentity
 from rmq_ray.client.outgoing.queue_choice import BrokerProbe, GroupOrder, QueueChoice, RoundRobin
 from rmq_ray.client.outgoing.send_future import BatchOutcome, SendFuture
 from rmq_ray.client.outgoing.send_payload import (
     FramePayload,
-    ProducerIdentity,
     RecordPayload,
     SingleMessagePayload,
     encode_records,

@@ -4,19 +4,12 @@ Every class is made of its fields' wire names and types; ``from_fields`` parses 
 ``to_fields`` writes what goes. All values are text on the wire. A required field that is missing or
 cannot be parsed raises ``HeaderInvalid`` with its name (Apache RocketMQ answers an exception's text
 there; a clear remark is all a client can use).
-
-Ext fields of requests about the members and positions of consumer groups (remoting 4 and 5).
-
-The header of PUSH_REPLY_MESSAGE_TO_CLIENT 326: a reply on its way from the broker to who asked
-(remoting 4).
-
-SEND_REPLY_MESSAGE 324 and 325 have the headers of 10 and 310 (``headers.SendHeader``). Pure.
 """
 
 from __future__ import annotations
 
 from rmq_ray.model.ids import FrameId
-from rmq_ray.remoting.wire.header import Fields, Header, HeaderInvalid, Int32, wire_names
+from rmq_ray.remoting.wire.header import Fields, Header, Int32, wire_names
 
 
 class PushReplyHeader(
@@ -44,66 +37,6 @@ class PushReplyHeader(
     properties: str | None = None
     reconsume_times: Int32 | None = None
     unit_mode: bool | None = None
-
-
-class ResetOffsetHeader(
-    Header, frozen=True, rename=wire_names(force="isForce", timestamp_ms="timestamp")
-):
-    """INVOKE_BROKER_TO_RESET_OFFSET 222 and RESET_CONSUMER_CLIENT_OFFSET 220. ``timestamp_ms`` -1 =
-    the queues' ends.
-    """
-
-    topic: str
-    group: str
-    timestamp_ms: int = -1
-    force: bool = False
-
-
-class ConsumerStatusHeader(Header, frozen=True):
-    """INVOKE_BROKER_TO_GET_CONSUMER_STATUS 223 (``client_addr`` empty = every member) and
-    GET_CONSUMER_STATUS_FROM_CLIENT 221.
-    """
-
-    topic: str
-    group: str
-    client_addr: str | None = None
-
-
-class CloneGroupHeader(Header, frozen=True):
-    """CLONE_GROUP_OFFSET 314."""
-
-    src_group: str
-    dest_group: str
-    topic: str | None = None
-    offline: bool = False
-
-
-class BrokerConsumeStatsHeader(Header, frozen=True):
-    """GET_BROKER_CONSUME_STATS 317."""
-
-    is_order: bool = False
-
-
-class RunningInfoHeader(Header, frozen=True):
-    """GET_CONSUMER_RUNNING_INFO 307."""
-
-    consumer_group: str
-    client_id: str
-    jstack_enable: bool = False
-
-
-class ConsumeDirectlyHeader(Header, frozen=True):
-    """CONSUME_MESSAGE_DIRECTLY 309. The broker looks the message up by ``msg_id`` and adds it as
-    the body.
-    """
-
-    consumer_group: str
-    client_id: str | None = None
-    msg_id: str | None = None
-    broker_name: str | None = None
-
-
-__all__ = ["HeaderInvalid"]
 
 
 class SendHeader(

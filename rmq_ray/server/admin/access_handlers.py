@@ -23,7 +23,7 @@ from rmq_ray.protocol.access.changes import (
     SetWhiteAddresses,
 )
 from rmq_ray.protocol.access.rules import AccessRules, to_plain_acl
-from rmq_ray.remoting.wire import bodies
+from rmq_ray.remoting.wire import body_json
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.server.base.identity import Identity
@@ -80,7 +80,7 @@ class AccessHandlers:
         """GET_BROKER_CLUSTER_ACL_CONFIG 54, each secret as ``******``."""
         plain = to_plain_acl(self._rules(), secrets=False)
         return command.answer(
-            body=bodies.write(
+            body=body_json.write(
                 {
                     "globalWhiteAddrs": plain["globalWhiteRemoteAddresses"],
                     "plainAccessConfigs": plain["accounts"],

@@ -29,7 +29,7 @@ from rmq_ray.model.topics import (
 )
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.validators import check_group, check_topic
-from rmq_ray.remoting.wire import bodies, bodies_admin
+from rmq_ray.remoting.wire import bodies, bodies_admin, body_json
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import CreateTopicHeader, DeleteGroupHeader, TopicHeader
@@ -161,7 +161,7 @@ class TopicHandlers:
         config = self._topics.get(topic)
         if config is None:
             raise Refused(f"No topic in this broker. topic={topic}", ResponseCode.TOPIC_NOT_EXIST)
-        return command.answer(fields={}, body=bodies.write(bodies.encode_topic(config)))
+        return command.answer(fields={}, body=body_json.write(bodies.encode_topic(config)))
 
     def delete_topic(self, command: Command, peer: Peer) -> None:
         """215: the topic, its queues and its groups' offsets; the log keeps its records, which
@@ -218,7 +218,7 @@ class TopicHandlers:
 
     def create_group(self, command: Command, peer: Peer) -> None:
         """200: create or replace."""
-        config = bodies_admin.decode_group(bodies.parse(command.body))
+        config = bodies_admin.decode_group(body_json.parse(command.body))
         check_group(config.name)
         self._groups.put(config)
         self._save_groups(lambda error: self._saved(command, peer, error))

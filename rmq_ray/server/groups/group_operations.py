@@ -24,10 +24,10 @@ from rmq_ray.errors import RemotingError
 from rmq_ray.model.groups import ConsumeType
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.ports import Peer
-from rmq_ray.remoting.wire import bodies_admin
+from rmq_ray.remoting.wire import bodies_admin, bodies_groups
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, Command, language
-from rmq_ray.remoting.wire.headers import (
+from rmq_ray.remoting.wire.group_headers import (
     BrokerConsumeStatsHeader,
     CloneGroupHeader,
     ConsumeDirectlyHeader,
@@ -101,7 +101,7 @@ class GroupOperations:
             )
         given = {
             queue.queue_id: offset
-            for queue, offset in bodies_admin.decode_offsets(command.body_bytes()).items()
+            for queue, offset in bodies_groups.decode_offsets(command.body_bytes()).items()
         }
         queues = max(config.read_queues, config.write_queues)
         current = self._committed(header, queues, bool(given))
@@ -118,7 +118,7 @@ class GroupOperations:
             }
 
         def tell(found: dict[MessageQueue, int]) -> Command:
-            body = bodies_admin.encode_offsets(found)
+            body = bodies_groups.encode_offsets(found)
             if group.consume_type is not ConsumeType.CONSUME_POP:
                 self._tell_members(group, header, body)
                 return command.answer(fields={}, body=body)
@@ -185,11 +185,11 @@ class GroupOperations:
             nonlocal waiting
             waiting -= 1
             if isinstance(outcome, Command) and outcome.code == ResponseCode.SUCCESS:
-                found[client.client_id] = bodies_admin.decode_offsets(
+                found[client.client_id] = bodies_groups.decode_offsets(
                     outcome.body_bytes(), "messageQueueTable"
                 )
             if not waiting:
-                peer.send(command.answer(fields={}, body=bodies_admin.encode_status(found)))
+                peer.send(command.answer(fields={}, body=bodies_groups.encode_status(found)))
 
         if not asked:
             raise Refused(
@@ -301,7 +301,7 @@ class GroupOperations:
             ]
             for group, channels in self._members.producers.groups().items()
         }
-        return command.answer(fields={}, body=bodies_admin.encode_producers(found))
+        return command.answer(fields={}, body=bodies_groups.encode_producers(found))
 
     def _relay(self, command: Command, peer: Peer, group: str, client_id: str, body: bytes) -> None:
         member = self._members.consumers.connection_of(group, client_id)

@@ -28,7 +28,7 @@ from rmq_ray.ports import Peer
 from rmq_ray.protocol.access.rules import AccessRules
 from rmq_ray.protocol.routing.route_table import UNIT, UNIT_SUB, Registration, RouteTable
 from rmq_ray.remoting.request_table import Party, bind
-from rmq_ray.remoting.wire import bodies
+from rmq_ray.remoting.wire import bodies, body_json
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import STANDARD_JSON_VERSION, Command
 from rmq_ray.remoting.wire.headers import (
@@ -276,12 +276,12 @@ class RouteHandlers:
     def query_data_version(self, command: Command, _peer: Peer) -> Command:
         """QUERY_DATA_VERSION 322."""
         header = BrokerHeader.from_fields(command.fields)
-        asked = bodies.decode_version(bodies.parse(command.body_bytes()))
+        asked = bodies.decode_version(body_json.parse(command.body_bytes()))
         changed = self._routes.refresh(header.broker_address, asked, self._clock.now_ms())
         known = self._routes.data_version(header.broker_address)
         return command.answer(
             fields={"changed": "true" if changed else "false"},
-            body=b"" if known is None else bodies.write(bodies.encode_version(known)),
+            body=b"" if known is None else body_json.write(bodies.encode_version(known)),
         )
 
     def _check_room(self, address: str, topics: int) -> None:

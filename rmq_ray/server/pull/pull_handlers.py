@@ -7,9 +7,6 @@ what lies at an offset (the store) or which arrival wakes a held pull (the hold)
 A pull runs at most twice: on arrival (it may commit an offset and may be held) and, when it was
 held, once more when it wakes; the second answer is final. Both forms of request become one
 ``PullRecords``; they differ in limits and in the form of the answer only.
-
-From what the store found to what a pull is answered (protocol-behaviour 10.4, 10.5). Pure;
-called by the broker's pull handlers.
 """
 
 from __future__ import annotations
@@ -49,6 +46,14 @@ from rmq_ray.server.groups.membership import GroupMembership, refusal_to_pull
 from rmq_ray.server.pull.delayed_pulls import DelayedPulls
 from rmq_ray.server.pull.parked_pulls import MakeHold, ParkedPulls
 from rmq_ray.server.pull.pull_filters import EVERYTHING, PullFilters, Wanted
+from rmq_ray.server.pull.pull_results import (
+    PULL_NOT_FOUND,
+    PULL_OFFSET_MOVED,
+    PULL_RETRY_IMMEDIATELY,
+    SUCCESS,
+    response_code,
+    suggested_broker,
+)
 from rmq_ray.server.send.message_writer import MessageWriter
 from rmq_ray.server.tables.group_table import GroupTable
 from rmq_ray.server.tables.offset_table import OffsetTable, cut_offset
@@ -56,39 +61,6 @@ from rmq_ray.server.tables.topic_table import TopicTable
 from rmq_ray.store.front.message_store import MessageStore
 from rmq_ray.store.reading.filtered_reading import Condition
 from rmq_ray.store.reading.log_reader import GetResult
-
-SUCCESS, PULL_NOT_FOUND, PULL_RETRY_IMMEDIATELY, PULL_OFFSET_MOVED = 0, 19, 20, 21
-
-_CODES = {
-    GetMessageStatus.FOUND: SUCCESS,
-    GetMessageStatus.NO_MATCHED_MESSAGE: PULL_RETRY_IMMEDIATELY,
-    GetMessageStatus.MESSAGE_WAS_REMOVING: PULL_RETRY_IMMEDIATELY,
-    GetMessageStatus.OFFSET_FOUND_NULL: PULL_NOT_FOUND,
-    GetMessageStatus.OFFSET_OVERFLOW_ONE: PULL_NOT_FOUND,
-    GetMessageStatus.OFFSET_OVERFLOW_BADLY: PULL_OFFSET_MOVED,
-    GetMessageStatus.OFFSET_TOO_SMALL: PULL_OFFSET_MOVED,
-}
-
-
-def response_code(status: GetMessageStatus, offset: int) -> int:
-    """The answer's code; an empty or missing queue is "nothing yet" at offset 0 and "moved"
-    anywhere else.
-
-    >>> [response_code(GetMessageStatus.NO_MESSAGE_IN_QUEUE, offset) for offset in (0, 5)]
-    [19, 21]
-    """
-    code = _CODES.get(status)
-    if code is None:
-        return PULL_NOT_FOUND if offset == 0 else PULL_OFFSET_MOVED
-    return code
-
-
-def suggested_broker(slow: bool, slave_reads: bool, broker_id: int, broker_when_slow: int) -> int:
-    """Which broker id the next pull should ask: the master unless slaves serve reads."""
-    if not slave_reads:
-        return 0
-    return broker_when_slow if slow else broker_id
-
 
 FOREIGN_RECORDS_MAX = 32
 FOREIGN_BYTES_MAX = 256 << 10

@@ -14,7 +14,7 @@ from rmq_ray.errors import RmqError
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.live_settings import parse_properties
 from rmq_ray.remoting.request_table import Row
-from rmq_ray.remoting.wire import bodies, bodies_admin
+from rmq_ray.remoting.wire import bodies_groups, body_json
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import FLAG_RESPONSE, Command
 from rmq_ray.server.security.audit_log import AuditLog
@@ -106,14 +106,14 @@ def _settings(command: Command) -> dict[str, str]:
     if command.code != RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP:
         return {}
     try:
-        return {name: str(value) for name, value in bodies.parse(command.body).items()}
+        return {name: str(value) for name, value in body_json.parse(command.body).items()}
     except (RmqError, AttributeError):  # the handler says what is wrong with it
         return {}
 
 
 def _moved(answer: Command) -> dict[str, str] | None:
     """Where a group's members were told to go on: they commit it themselves, later."""
-    found = bodies_admin.decode_offsets(answer.body_bytes())
+    found = bodies_groups.decode_offsets(answer.body_bytes())
     return {f"{queue.topic}:{queue.queue_id}": str(offset) for queue, offset in found.items()}
 
 

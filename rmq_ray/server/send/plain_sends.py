@@ -34,7 +34,8 @@ from rmq_ray.ports import Peer
 from rmq_ray.remoting.request_table import Row
 from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, JSON, Command, encode_bytes
-from rmq_ray.remoting.wire.headers import HeaderInvalid, SendHeader
+from rmq_ray.remoting.wire.header import HeaderInvalid
+from rmq_ray.remoting.wire.headers import SendHeader
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.send.send_path import WRITE, SendPath
 from rmq_ray.server.tables.topic_table import is_internal

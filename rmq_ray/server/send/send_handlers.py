@@ -40,8 +40,8 @@ from rmq_ray.ports import Peer
 from rmq_ray.protocol.redelivery import group_of_retry_topic, max_times
 from rmq_ray.protocol.timer import RecallHandle, is_timed
 from rmq_ray.protocol.transaction import as_half
-from rmq_ray.remoting.wire.bodies import BodyInvalid
 from rmq_ray.remoting.wire.bodies_admin import BatchElement, split_batch
+from rmq_ray.remoting.wire.body_json import BodyInvalid
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import SendHeader

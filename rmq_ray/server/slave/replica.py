@@ -42,7 +42,7 @@ from rmq_ray.protocol.transaction import SYSTEM_GROUP
 from rmq_ray.remoting.async_connection import AsyncConnection
 from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.remoting.tls import of_member
-from rmq_ray.remoting.wire import bodies, bodies_admin
+from rmq_ray.remoting.wire import bodies, bodies_admin, body_json
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import BINARY, Command
 from rmq_ray.remoting.wire.headers import AllOffsetsAnswer, AllOffsetsHeader
@@ -496,7 +496,7 @@ class ReplicaTables:
     def _take_topics(self, answer: Command) -> None:
         tables = self._parts.tables
         topics, version = bodies.decode_topic_configs(answer.body_bytes())
-        lives = decode_lives(bodies.parse(answer.body_bytes()))
+        lives = decode_lives(body_json.parse(answer.body_bytes()))
         before = tables.lives.snapshot()
         if version == tables.topics.version and lives == before and not tables.topics.has_adopted():
             return

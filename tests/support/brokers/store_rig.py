@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rmq_ray.client.outgoing.send_payload import UniqueKeys
+from rmq_ray.client.outgoing.producer_identity import UniqueKeys
 from rmq_ray.clock import ManualClock
 from rmq_ray.codec.record import Record, decode_record
 from rmq_ray.codec.record_batch import Array, encode_frame

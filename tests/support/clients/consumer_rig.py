@@ -10,13 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rmq_ray.client.consumer.assigned_queue import (
-    AssignedQueue,
-    AssignedQueues,
-    FlowControl,
-    ReadyBatch,
-)
+from rmq_ray.client.consumer.assigned_queue import AssignedQueue, AssignedQueues, ReadyBatch
 from rmq_ray.client.consumer.consumer_parts import ConsumerParts
+from rmq_ray.client.consumer.flow_control import FlowControl
 from rmq_ray.client.consumer.offset_store import RemoteOffsetStore
 from rmq_ray.client.consumer.puller import Puller
 from rmq_ray.client.consumer.rebalancer import Rebalancer

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rmq_ray.client.outgoing.send_payload import UniqueKeys
+from rmq_ray.client.outgoing.producer_identity import UniqueKeys
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.codec.record_batch import encode_frame
 from rmq_ray.config import FlushMode

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rmq_ray.model.pulling import GetMessageStatus as Status
-from rmq_ray.server.pull.pull_handlers import response_code, suggested_broker
+from rmq_ray.server.pull.pull_results import response_code, suggested_broker
 
 
 @pytest.mark.seed("S4-106", "S4-107", "S4-109", "S4-110")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.client.consumer.assigned_queue import FlowControl, Pressure
+from rmq_ray.client.consumer.flow_control import FlowControl, Pressure
 from rmq_ray.config import MIB, ConsumerConfig
 from rmq_ray.errors import ConfigError
 from rmq_ray.protocol.process_queue import Batch, ProcessQueue

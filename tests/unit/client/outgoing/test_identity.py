@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from rmq_ray.client.outgoing.send_payload import (
+from rmq_ray.client.outgoing.producer_identity import (
     LOOK_EVERY,
     SEQUENCE_SPAN_MAX,
     ProducerIdentity,

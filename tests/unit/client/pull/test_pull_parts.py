@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rmq_ray.client.consumer.assigned_queue import AssignedQueue, PauseTable, ReadyBatch, cut
+from rmq_ray.client.consumer.assigned_queue import AssignedQueue, ReadyBatch, cut
 from rmq_ray.client.consumer.consumer_options import pull_settings
+from rmq_ray.client.consumer.flow_control import PauseTable
 from rmq_ray.client.messages.received import PulledPage
 from rmq_ray.client.pull.prefetch_buffer import PrefetchBuffer, PrefetchLimits
 from rmq_ray.client.pull.queue_queries import OnePull, PullResult, QueueQueries
@@ -35,7 +36,7 @@ from rmq_ray.protocol.filters.subscriptions import parse_subscription
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.records import pack_pull_answer, unpack_pull
-from rmq_ray.server.pull.pull_handlers import response_code
+from rmq_ray.server.pull.pull_results import response_code
 from tests.support.clients.scripted_client import ScriptedClient, record
 
 ORDERS = [MessageQueue("orders", "broker-a", number) for number in range(4)]

@@ -345,7 +345,7 @@ def test_pulls_and_commits_name_the_locks_epoch() -> None:
 def test_the_distance_to_a_slow_message_is_no_limit_for_ordered_queues() -> None:
     from math import inf
 
-    from rmq_ray.client.consumer.assigned_queue import FlowControl
+    from rmq_ray.client.consumer.flow_control import FlowControl
 
     rig = OrderlyRig(max_span=5)
     work = rig.take_locked()

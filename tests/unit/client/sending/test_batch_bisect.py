@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rmq_ray.client.outgoing.producer_identity import ProducerIdentity
 from rmq_ray.client.outgoing.send_future import BatchOutcome, SendFuture
-from rmq_ray.client.outgoing.send_payload import ProducerIdentity, encode_records, flag_word
+from rmq_ray.client.outgoing.send_payload import encode_records, flag_word
 from rmq_ray.client.sending.batch_bisect import SplitBatch, bisected
 from rmq_ray.errors import BrokerBusy, MessageIllegal, MessageTooLarge, SendError, SendUnknown
 from rmq_ray.model.ids import MessageQueue

@@ -34,8 +34,8 @@ from rmq_ray.model.topics import (
     TopicRoute,
 )
 from rmq_ray.remoting.wire import bodies, bodies_admin
-from rmq_ray.remoting.wire.bodies import BodyInvalid
 from rmq_ray.remoting.wire.bodies_admin import BatchElement, ClientConnection, Progress, QueueStats
+from rmq_ray.remoting.wire.body_json import BodyInvalid
 from tests.support.stores.golden_frames import GOLDEN
 
 QUEUE = MessageQueue("T", "broker-a", 1)

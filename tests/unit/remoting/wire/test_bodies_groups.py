@@ -7,8 +7,7 @@ from __future__ import annotations
 import pytest
 
 from rmq_ray.model.ids import MessageQueue
-from rmq_ray.remoting.wire.bodies import BodyInvalid, parse
-from rmq_ray.remoting.wire.bodies_admin import (
+from rmq_ray.remoting.wire.bodies_groups import (
     decode_offsets,
     decode_status,
     encode_client_status,
@@ -18,6 +17,7 @@ from rmq_ray.remoting.wire.bodies_admin import (
     encode_running_info,
     encode_status,
 )
+from rmq_ray.remoting.wire.body_json import BodyInvalid, parse
 
 QUEUE = MessageQueue("orders", "broker-a", 2)
 TEXT = b'{"offsetTable":{{"brokerName":"broker-a","queueId":2,"topic":"orders"}:5}}'

@@ -14,7 +14,7 @@ from rmq_ray.codec.record import decode_record
 from rmq_ray.model.fastjson import loads
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.topics import GroupConfig, TopicConfig
-from rmq_ray.remoting.wire import bodies, bodies_admin
+from rmq_ray.remoting.wire import bodies, bodies_admin, body_json
 from rmq_ray.remoting.wire.bodies_admin import Progress, QueueStats
 from rmq_ray.remoting.wire.codes import RequestCode as Code
 from rmq_ray.remoting.wire.codes import ResponseCode
@@ -187,7 +187,7 @@ def test_groups_are_created_listed_and_deleted_with_their_offsets(bench: Bench) 
         bench.ask(
             Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
             None,
-            bodies.write(bodies_admin.encode_group(config)),
+            body_json.write(bodies_admin.encode_group(config)),
         ).code
         == 0
     )

@@ -11,7 +11,7 @@ import pytest
 
 from rmq_ray.errors import StoreFailed
 from rmq_ray.model.topics import GroupConfig
-from rmq_ray.remoting.wire import bodies, bodies_admin
+from rmq_ray.remoting.wire import bodies, bodies_admin, body_json
 from rmq_ray.remoting.wire.codes import RequestCode as Code
 from rmq_ray.remoting.wire.headers import DeleteGroupHeader, SendBackHeader
 from rmq_ray.store.tables.topic_lives import decode_lives
@@ -30,7 +30,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 def bench_group(bench: Bench) -> None:
-    body = bodies.write(bodies_admin.encode_group(GroupConfig("billing")))
+    body = body_json.write(bodies_admin.encode_group(GroupConfig("billing")))
     assert bench.ask(Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, body).code == 0
 
 
@@ -162,5 +162,5 @@ def test_a_slave_that_asks_for_the_topics_is_told_which_were_deleted(bench: Benc
     bench.send(bodies_=[b"x"] * 3)
     assert bench.ask(Code.DELETE_TOPIC_IN_BROKER, {"topic": "orders"}).code == 0
     body = bench.ask(Code.GET_ALL_TOPIC_CONFIG).body
-    assert decode_lives(bodies.parse(body))["orders"].ends == {0: 3}
+    assert decode_lives(body_json.parse(body))["orders"].ends == {0: 3}
     assert "orders" not in bodies.decode_topic_configs(body)[0]

@@ -11,7 +11,7 @@ from rmq_ray.codec.record import Record, decode_record
 from rmq_ray.errors import StoreFailed
 from rmq_ray.model.fastjson import loads
 from rmq_ray.model.message import decode_properties
-from rmq_ray.remoting.wire import bodies
+from rmq_ray.remoting.wire import body_json
 from rmq_ray.remoting.wire.codes import RequestCode as Code
 from rmq_ray.remoting.wire.headers import SendHeader
 from rmq_ray.store.front.message_store import MessageStore
@@ -147,7 +147,7 @@ def test_offsets_are_written_each_ten_seconds_and_continue_after_a_restart(tmp_p
     bench.core.keeper.store.flush()  # type: ignore[union-attr]
     advance(bench, 10_000)
     assert loads(path.read_text()) == {"offsetTable": {1: 1}}
-    assert bodies.parse(bench.ask(Code.GET_ALL_DELAY_OFFSET).body) == {"offsetTable": {1: 1}}
+    assert body_json.parse(bench.ask(Code.GET_ALL_DELAY_OFFSET).body) == {"offsetTable": {1: 1}}
     send(bench, b"second", 1)
     bench.close()
     again = Bench(tmp_path, clock=bench.clock).open(create=False)

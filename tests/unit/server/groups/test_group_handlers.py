@@ -9,7 +9,7 @@ import pytest
 
 from rmq_ray.model.groups import ConsumeType, Heartbeat
 from rmq_ray.model.topics import GroupConfig, TopicConfig
-from rmq_ray.remoting.wire import bodies, bodies_admin
+from rmq_ray.remoting.wire import bodies, bodies_admin, body_json
 from rmq_ray.remoting.wire.codes import RequestCode as Code
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import FLAG_ONEWAY
@@ -137,7 +137,7 @@ def test_consumer_connections_show_how_the_group_consumes(bench: Bench) -> None:
     answer = bench.ask(Code.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": "billing"})
     assert answer.code == ResponseCode.CONSUMER_NOT_ONLINE
     bench.heartbeat(FakePeer(), expression="paid")
-    found = bodies.parse(
+    found = body_json.parse(
         bench.ask(Code.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": "billing"}).body
     )
     assert (found["consumeType"], found["messageModel"], found["consumeFromWhere"]) == (
@@ -154,7 +154,7 @@ def test_subscriptions_that_cannot_be_served_are_told_at_start(bench: Bench) -> 
         ("SQL92", "a > 5", 0),
         ("SQL92", "a >", 23),
     ):
-        body = bodies.write(
+        body = body_json.write(
             {
                 "clientId": "c",
                 "group": "g",

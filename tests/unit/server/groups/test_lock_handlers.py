@@ -13,7 +13,7 @@ from rmq_ray.errors import StoreFull
 from rmq_ray.model.groups import LockHolder
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.pulling import PullSysFlag
-from rmq_ray.remoting.wire import bodies
+from rmq_ray.remoting.wire import bodies, body_json
 from rmq_ray.remoting.wire.codes import RequestCode as Code
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
@@ -95,7 +95,7 @@ def test_queue_locks_are_granted_refused_released_and_expire(bench: Bench) -> No
 
 
 def test_rocketmqs_own_clients_see_nothing_of_epochs(bench: Bench) -> None:
-    assert bodies.parse(ask(bench, "c1", 0).body) == {
+    assert body_json.parse(ask(bench, "c1", 0).body) == {
         "lockOKMQSet": [{"brokerName": "broker-a", "queueId": 0, "topic": "orders"}]
     }
 

@@ -12,9 +12,9 @@ import pytest
 from rmq_ray.model.fastjson import loads
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.topics import TopicConfig
-from rmq_ray.remoting.wire.bodies_admin import decode_offsets, encode_offsets
+from rmq_ray.remoting.wire.bodies_groups import decode_offsets, encode_offsets
 from rmq_ray.remoting.wire.codes import RequestCode as Code
-from rmq_ray.remoting.wire.headers import ResetOffsetHeader
+from rmq_ray.remoting.wire.group_headers import ResetOffsetHeader
 from tests.support.brokers.broker_bench import Bench
 from tests.support.faults.fake_peer import FakePeer
 

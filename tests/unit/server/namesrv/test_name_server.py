@@ -17,7 +17,7 @@ from rmq_ray.model.topics import BrokerData, DataVersion, QueueData, TopicConfig
 from rmq_ray.remoting.wire import bodies
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Command
-from rmq_ray.remoting.wire.headers import HeaderInvalid
+from rmq_ray.remoting.wire.header import HeaderInvalid
 from rmq_ray.server.namesrv.name_server import NameServer
 from tests.support.faults.fake_peer import FakePeer
 

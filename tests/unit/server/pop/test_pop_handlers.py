@@ -24,11 +24,13 @@ from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.topics import GroupConfig
 from rmq_ray.protocol.filters.filter_tag import tag_subscription
 from rmq_ray.remoting.wire import bodies
-from rmq_ray.remoting.wire.bodies_admin import decode_consume_stats, encode_offsets
+from rmq_ray.remoting.wire.bodies_admin import decode_consume_stats
+from rmq_ray.remoting.wire.bodies_groups import encode_offsets
 from rmq_ray.remoting.wire.codes import RequestCode as Code
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
-from rmq_ray.remoting.wire.headers import FailedTry, ResetOffsetHeader
+from rmq_ray.remoting.wire.group_headers import ResetOffsetHeader
+from rmq_ray.remoting.wire.headers import FailedTry
 from rmq_ray.remoting.wire.pops import (
     WITHDRAWN,
     LeasedRecords,

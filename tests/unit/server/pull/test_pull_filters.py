@@ -13,7 +13,7 @@ import pytest
 
 from rmq_ray.model.pulling import Sql
 from rmq_ray.protocol.filters.subscription_conflicts import CONFLICT_FIELD
-from rmq_ray.remoting.wire import bodies
+from rmq_ray.remoting.wire import body_json
 from rmq_ray.remoting.wire.codes import RequestCode as Code
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
@@ -126,7 +126,7 @@ def test_refusals_have_their_codes(tmp_path: Path, bench: Bench) -> None:
         other.ask(
             Code.CHECK_CLIENT_CONFIG,
             None,
-            bodies.write({"clientId": "c", "group": "g", "subscriptionData": subscription}),
+            body_json.write({"clientId": "c", "group": "g", "subscriptionData": subscription}),
         ).code
         == 1
     )
@@ -150,7 +150,7 @@ def test_a_heartbeat_with_a_malformed_filter_leaves_pulls_without_filter_data(be
     bench.ask(
         Code.HEART_BEAT,
         None,
-        bodies.write({"clientID": "c", "consumerDataSet": [beat], "producerDataSet": []}),
+        body_json.write({"clientID": "c", "consumerDataSet": [beat], "producerDataSet": []}),
         peer,
     )
     answer = bench.core.handle(bench.pull_command(flags=0), peer)

@@ -16,7 +16,7 @@ from rmq_ray.protocol.access.decision import Action
 from rmq_ray.protocol.access.rules import AccessRules
 from rmq_ray.protocol.access.signature import ACCESS_KEY, SIGNATURE, sign
 from rmq_ray.remoting.request_table import REQUESTS, Party, Row
-from rmq_ray.remoting.wire import bodies
+from rmq_ray.remoting.wire import body_json
 from rmq_ray.remoting.wire.codes import RequestCode as Code
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.server.security.access_copy import AccessCopy
@@ -101,7 +101,7 @@ READ = [row for row in SERVED if needs_reader(row) and READERS[row.code](command
 def test_a_request_that_does_not_say_what_it_touches_is_malformed(row: Row) -> None:
     if row.code is Code.UNREGISTER_CLIENT:
         return  # of a producer: it names no consumer group
-    with pytest.raises((MalformedFrame, bodies.BodyInvalid)):
+    with pytest.raises((MalformedFrame, body_json.BodyInvalid)):
         READERS[row.code](Command(row.code, fields={}, body=b"\xc1"))
 
 

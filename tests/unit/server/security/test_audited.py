@@ -11,7 +11,7 @@ from rmq_ray.config import NameServerConfig
 from rmq_ray.errors import AdminError
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.remoting.request_table import REQUESTS, Party
-from rmq_ray.remoting.wire.bodies_admin import encode_offsets
+from rmq_ray.remoting.wire.bodies_groups import encode_offsets
 from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.server.namesrv.name_server import NameServer
