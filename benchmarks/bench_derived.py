@@ -21,7 +21,7 @@ import numpy as np
 
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.codec.arrow_reader import to_batch
-from rmq_ray.codec.record_batch import encode_frame
+from rmq_ray.codec.frame_encoder import encode_frame
 from rmq_ray.codec.store_files import ENTRIES, ENTRY
 from rmq_ray.files import FileSystem
 from rmq_ray.model.ids import FrameId

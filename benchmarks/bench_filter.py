@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rmq_ray.clock import SYSTEM_CLOCK
-from rmq_ray.codec.record_batch import encode_frame
+from rmq_ray.codec.frame_encoder import encode_frame
 from rmq_ray.config import StoreConfig
 from rmq_ray.model.ids import FrameId
 from rmq_ray.model.pulling import GetMessageStatus

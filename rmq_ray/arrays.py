@@ -8,10 +8,13 @@ producer of single messages need not: NumPy would be a third of its start. Decid
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+Array: TypeAlias = "ndarray[Any, Any]"
 
 if TYPE_CHECKING:
     from numpy import *  # noqa: F403
+    from numpy import ndarray
 else:
 
     def __getattr__(name: str) -> Any:

@@ -18,11 +18,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rmq_ray.codec.record_batch import (
-    Array,
-    KeyHashes,
-    hash_texts_at,
-)
+from rmq_ray.arrays import Array
+from rmq_ray.codec.record_batch import KeyHashes
+from rmq_ray.codec.text_hashes import hash_texts_at
 from rmq_ray.model.message import (
     KEYS,
     RESERVED_PROPERTIES,

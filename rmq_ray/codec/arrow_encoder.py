@@ -19,6 +19,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rmq_ray.arrays import Array
+from rmq_ray.codec.body_crcs import body_crcs
 from rmq_ray.codec.key_range import KeyRange
 from rmq_ray.codec.keyed_encoder import NO_HOST
 from rmq_ray.codec.record import HEADER, HEADER_BYTES, MAGIC, OVERHEAD_BYTES, record_header
@@ -26,8 +28,6 @@ from rmq_ray.codec.record_batch import (
     UNIQUE_KEY_CHARS,
     UNIQUE_KEY_PREFIX,
     UNIQUE_TAIL_BYTES,
-    Array,
-    body_crcs,
     pack_mark,
 )
 from rmq_ray.model.ids import FrameId

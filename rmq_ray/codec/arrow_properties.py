@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rmq_ray.codec.record_batch import Array
+from rmq_ray.arrays import Array
 from rmq_ray.model.message import KEYS, RESERVED_PROPERTIES, TAGS, UNIQUE_KEY, decode_properties
 
 _USER, _KEYS, _TAG, _UNIQUE, _HIDDEN = range(5)

@@ -20,9 +20,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rmq_ray.arrays import Array
 from rmq_ray.codec.arrow_properties import PropertyColumns, property_columns, spans
 from rmq_ray.codec.compression import decompress
-from rmq_ray.codec.record_batch import UNIQUE_TAIL_BYTES, Array
+from rmq_ray.codec.record_batch import UNIQUE_TAIL_BYTES
 from rmq_ray.codec.record_layout import RecordLayout
 from rmq_ray.errors import BodyUnreadable, ClientError
 from rmq_ray.model.arrow import COLUMNS, SCHEMA, TIME

@@ -15,7 +15,8 @@ from functools import cache
 from typing import overload
 
 import rmq_ray.arrays as np
-from rmq_ray.codec.record_batch import UNIQUE_KEY_CHARS, Array
+from rmq_ray.arrays import Array
+from rmq_ray.codec.record_batch import UNIQUE_KEY_CHARS
 
 HEAD_CHARS = UNIQUE_KEY_CHARS - 4
 COUNT_MASK = 0xFFFF

@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import rmq_ray.arrays as np
+from rmq_ray.arrays import Array
+from rmq_ray.codec.frame_encoder import encode_frame
 from rmq_ray.codec.key_range import KeyRange
 from rmq_ray.codec.record import (
     CRC_MASK,
@@ -32,8 +34,6 @@ from rmq_ray.codec.record_batch import (
     UNIQUE_KEY_CHARS,
     UNIQUE_KEY_PREFIX,
     UNIQUE_TAIL_BYTES,
-    Array,
-    encode_frame,
     pack_mark,
 )
 from rmq_ray.errors import MessageIllegal

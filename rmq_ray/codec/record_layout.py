@@ -13,8 +13,9 @@ from functools import cached_property
 
 import numpy as np
 
+from rmq_ray.arrays import Array
 from rmq_ray.codec.record import HEADER_BYTES, headers_at
-from rmq_ray.codec.record_batch import UNIQUE_KEY_CHARS, UNIQUE_KEY_PREFIX, UNIQUE_TAIL_BYTES, Array
+from rmq_ray.codec.record_batch import UNIQUE_KEY_CHARS, UNIQUE_KEY_PREFIX, UNIQUE_TAIL_BYTES
 from rmq_ray.model.message import SysFlag
 
 _V6 = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6

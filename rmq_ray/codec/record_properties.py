@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rmq_ray.arrays import Array
 from rmq_ray.codec.alike_properties import ROWS_MIN, alike_facts
 from rmq_ray.codec.label_columns import read_labels
 from rmq_ray.codec.record import tags_code, texts_at
@@ -27,7 +28,6 @@ from rmq_ray.codec.record_batch import (
     UNIQUE_KEY_CHARS,
     UNIQUE_KEY_PREFIX,
     UNIQUE_TAIL_BYTES,
-    Array,
     KeyHashes,
 )
 from rmq_ray.errors import MessageIllegal

@@ -16,11 +16,10 @@ millisecond.
 from __future__ import annotations
 
 import heapq
-from typing import Any, TypeAlias
 
 import rmq_ray.arrays as np
+from rmq_ray.arrays import Array
 
-Array: TypeAlias = "np.ndarray[Any, Any]"
 Due = tuple[int, int, int]
 """(due ms, queue offset, log offset)."""
 HEAP_MAX = 20_000

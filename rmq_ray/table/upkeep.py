@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq_ray.actors.discovery import RayDiscovery
-from rmq_ray.codec.record_batch import body_crcs
+from rmq_ray.codec.body_crcs import body_crcs
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.table.actor import open_target
 from rmq_ray.table.columns import BodyDecoder, schema_of

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from rmq_ray.clock import SYSTEM_CLOCK
-from rmq_ray.codec.record_batch import encode_frame
+from rmq_ray.codec.frame_encoder import encode_frame
 from rmq_ray.config import (
     BrokerConfig,
     FlushMode,

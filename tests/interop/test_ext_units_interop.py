@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rmq_ray.clock import SYSTEM_CLOCK
-from rmq_ray.codec.record_batch import encode_frame
+from rmq_ray.codec.frame_encoder import encode_frame
 from rmq_ray.config import StoreConfig
 from rmq_ray.files import FileCache, FileSystem
 from rmq_ray.model.groups import SQL92, Subscription

@@ -1,7 +1,8 @@
-"""``FlowControl`` and ``PauseTable`` say when a queue may be pulled (protocol-behaviour 10.1, steps
-5-7). Three limits hold a pull back: messages, bytes of bodies, and how far the commit offset lags
-behind the last pulled message. RocketMQ looks again after 50 ms; here the queue is also looked at
-when a batch is finished, so that a fast listener never waits for the clock. The third limit is for
+"""When a queue may be pulled (protocol-behaviour 10.1, steps 5-7).
+
+Decides what holds a pull back: messages, bytes of bodies, and how far the commit offset lags behind
+the last pulled message; RocketMQ looks again after 50 ms, here the queue is also looked at when a
+batch is finished, so that a fast listener never waits for the clock. The third limit is for
 concurrent consumption only. What is paused is not pulled until it is resumed. Does not stop pulls:
 the puller asks before each one, under the queue's lock.
 

@@ -1,10 +1,11 @@
-"""``ProducerIdentity`` gives producer id, sequence numbers and unique keys. A producer id is 128
-random bits per producer and process: never pickled, made anew after a fork. A frame keeps its
-sequence through all repeats. Brokers remember the last 1,024 frames of a producer, so no frame may
-stay unresolved while that many newer ones go out: ``take`` waits then.
+"""Who a producer is on the wire: producer id, sequence numbers and unique keys.
 
-Invariants: a sequence is given out once; keys do not repeat while fewer
-than 65,536 are made in a millisecond.
+A producer id is 128 random bits per producer and process: never pickled, made anew after a fork. A
+frame keeps its sequence through all repeats. Decides when ``take`` waits: brokers remember the last
+1,024 frames of a producer, so no frame may stay unresolved while that many newer ones go out.
+
+Invariants: a sequence is given out once; keys do not repeat while fewer than 65,536 are made in a
+millisecond.
 """
 
 from __future__ import annotations

@@ -26,15 +26,14 @@ from typing import Any, Self, Unpack
 from rmq_ray.client.instance.client_instance import ServiceState
 from rmq_ray.client.interceptors.send_hooks import ASYNC, ONEWAY
 from rmq_ray.client.messages.received import MessageExt
+from rmq_ray.client.outgoing.send_batches import batch_of, split_batch
 from rmq_ray.client.outgoing.send_request import (
     Placement,
     Selector,
     SendRequest,
-    batch_of,
     check_placement,
     checked_request,
     placed,
-    split_batch,
     timeout_in_ms,
     when,
 )

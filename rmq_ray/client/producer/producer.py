@@ -23,15 +23,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 
 from rmq_ray.client.instance.client_instance import ServiceState
+from rmq_ray.client.outgoing.send_batches import batch_of, split_batch
 from rmq_ray.client.outgoing.send_future import SendFuture
 from rmq_ray.client.outgoing.send_request import (
     Selector,
     SendRequest,
-    batch_of,
     checked_request,
     is_special,
     placed,
-    split_batch,
     timeout_in_ms,
     when,
 )

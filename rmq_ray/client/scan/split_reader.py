@@ -23,8 +23,9 @@ from typing import Any
 
 import numpy as np
 
+from rmq_ray.arrays import Array
+from rmq_ray.codec.body_crcs import body_crcs
 from rmq_ray.codec.record import MAGIC, OVERHEAD_BYTES
-from rmq_ray.codec.record_batch import Array, body_crcs
 from rmq_ray.codec.record_layout import RecordLayout
 from rmq_ray.codec.store_files import (
     BLANK_SIZE,

@@ -20,7 +20,7 @@ from rmq_ray.client.outgoing.send_payload import FLAG_MAX, frame_stored_at, spli
 from rmq_ray.client.outgoing.send_request import SendRequest
 from rmq_ray.client.sending.group_commit import Group, GroupCommit, MessageGroup, SendCoalescer
 from rmq_ray.client.sending.producer_core import ProducerCore
-from rmq_ray.codec.record_batch import encode_frame, encode_single
+from rmq_ray.codec.frame_encoder import encode_frame, encode_single
 from rmq_ray.errors import ConnectFailed, RemotingError, RequestTimeout
 from rmq_ray.model.ids import Address, FrameId, MessageQueue
 from rmq_ray.model.message import SendResult

@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from rmq_ray.arrays import Array
 from rmq_ray.codec.config_files import TimerProgress, timer_file
 from rmq_ray.codec.record import Record, decode_record
 from rmq_ray.codec.store_files import BLANK_SIZE
@@ -42,7 +43,7 @@ from rmq_ray.model.message import (
     decode_properties,
 )
 from rmq_ray.model.topics import TIMER_TOPIC
-from rmq_ray.protocol.due_window import SET_BACK_MS, Array, Due, DueWindow, OffsetSet, nearest
+from rmq_ray.protocol.due_window import SET_BACK_MS, Due, DueWindow, OffsetSet, nearest
 from rmq_ray.protocol.timer import CANCELLED, DUE_MS_MIN, WAITING, cancelling, release_timed, rolled
 from rmq_ray.server.base.config_saver import ConfigSaver
 from rmq_ray.server.base.counters import Counters

@@ -15,7 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rmq_ray.arrays import Array
 from rmq_ray.codec.alike_properties import alike_facts
+from rmq_ray.codec.body_crcs import body_crcs
 from rmq_ray.codec.label_columns import hash_columns, holds_blanks, read_columns
 from rmq_ray.codec.record import (
     HEADER,
@@ -26,14 +28,7 @@ from rmq_ray.codec.record import (
     pack_host,
     record_header,
 )
-from rmq_ray.codec.record_batch import (
-    FRAME_RECORDS_MAX,
-    MARK_PREFIX,
-    Array,
-    CheckedFrame,
-    KeyHashes,
-    body_crcs,
-)
+from rmq_ray.codec.record_batch import FRAME_RECORDS_MAX, MARK_PREFIX, CheckedFrame, KeyHashes
 from rmq_ray.codec.record_properties import plain_facts
 from rmq_ray.model.message import KEYS, TAGS, UNIQUE_KEY, SysFlag, decode_properties
 from rmq_ray.model.topics import TIMER_TOPIC, is_storable

@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from rmq_ray.arrays import Array
+from rmq_ray.codec.body_crcs import body_crcs
 from rmq_ray.codec.record import (
     CRC_MASK,
     HEADER,
@@ -37,10 +39,8 @@ from rmq_ray.codec.record_batch import (
     MARK_OFFSET_AT,
     MARK_PREFIX,
     UNKNOWN_OFFSET,
-    Array,
     CheckedFrame,
     FrameMark,
-    body_crcs,
     frame_crc,
     read_mark,
 )

@@ -19,6 +19,8 @@ from enum import Enum
 
 import numpy as np
 
+from rmq_ray.arrays import Array
+from rmq_ray.codec.body_crcs import body_crcs
 from rmq_ray.codec.record import (
     BLANK_MAGIC,
     HEADER_BYTES,
@@ -29,7 +31,6 @@ from rmq_ray.codec.record import (
     headers_at,
     texts_at,
 )
-from rmq_ray.codec.record_batch import Array, body_crcs
 from rmq_ray.model.message import SysFlag
 
 NEVER_STRICT = 1 << 62

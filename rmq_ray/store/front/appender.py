@@ -21,9 +21,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rmq_ray.arrays import Array
 from rmq_ray.clock import Clock
 from rmq_ray.codec.record import pack_host_v4
-from rmq_ray.codec.record_batch import Array, CheckedFrame
+from rmq_ray.codec.record_batch import CheckedFrame
 from rmq_ray.codec.record_properties import split_facts
 from rmq_ray.config import StoreConfig
 from rmq_ray.errors import AppendUnknown, StoreError, StoreFailed, StoreFull
@@ -41,7 +42,7 @@ from rmq_ray.store.frames.single_message import (
     patch_messages,
 )
 from rmq_ray.store.log.flusher import LogFlusher
-from rmq_ray.store.queue.dispatcher import Written
+from rmq_ray.store.queue.visibility import Written
 from rmq_ray.store.reading.log_reader import RECENT_BYTES_MAX, Recent
 from rmq_ray.store.recovery.checkpoint import Checkpointer
 from rmq_ray.store.recovery.store_parts import StoreParts

@@ -30,8 +30,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from rmq_ray.arrays import Array
 from rmq_ray.clock import Clock
-from rmq_ray.codec.record_batch import Array
 from rmq_ray.codec.record_properties import split_facts
 from rmq_ray.codec.store_files import ENTRIES
 from rmq_ray.config import StoreConfig
@@ -42,12 +42,8 @@ from rmq_ray.store.frames.frame_check import PartsOf
 from rmq_ray.store.frames.single_message import StoredMessage
 from rmq_ray.store.front.appender import AppendCounters, Appender, AppendResult, MixedResult
 from rmq_ray.store.log.flusher import LogFlusher
-from rmq_ray.store.queue.dispatcher import (
-    NO_RULES,
-    WAITING_FRAMES_MAX,
-    ArrivalListener,
-    DispatchRules,
-)
+from rmq_ray.store.queue.dispatcher import NO_RULES, DispatchRules
+from rmq_ray.store.queue.visibility import WAITING_FRAMES_MAX, ArrivalListener
 from rmq_ray.store.reading.filtered_reading import Condition, get_matching
 from rmq_ray.store.reading.log_reader import GetResult, Recent
 from rmq_ray.store.reading.record_lookup import (

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rmq_ray.codec.record_batch import Array
+from rmq_ray.arrays import Array
 from rmq_ray.files import FileSystem
 from rmq_ray.store.fsck.log_walk import Broken
 from rmq_ray.store.fsck.read_only import FaultList

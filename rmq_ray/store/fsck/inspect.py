@@ -28,15 +28,16 @@ from typing import Any
 
 import numpy as np
 
+from rmq_ray.arrays import Array
 from rmq_ray.codec.record import HEADER_BYTES, decode_record
-from rmq_ray.codec.record_batch import Array
 from rmq_ray.codec.record_properties import collect_facts, stored_facts
 from rmq_ray.codec.record_row import record_row
 from rmq_ray.codec.store_files import COMMIT_LOG, CONSUME_QUEUE, OURS
 from rmq_ray.errors import StoreCorrupt, StoreError, StoreInUse, StoreMissing
 from rmq_ray.files import DirectoryLock
 from rmq_ray.model.message import SysFlag
-from rmq_ray.store.frames.frame_tracker import members_from, own_marks, without_marks
+from rmq_ray.store.frames.frame_marks import own_marks, without_marks
+from rmq_ray.store.frames.frame_tracker import members_from
 from rmq_ray.store.frames.log_scan import ScannedRecords
 from rmq_ray.store.fsck.index_check import IndexCheck
 from rmq_ray.store.fsck.log_walk import LogWalk, Stretch

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rmq_ray.codec.record_batch import Array
+from rmq_ray.arrays import Array
 from rmq_ray.codec.record_properties import ManyFacts
 from rmq_ray.codec.store_files import BLANK_SIZE, ENTRIES, ENTRY_BYTES
 from rmq_ray.errors import StoreCorrupt, StoreError

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from rmq_ray.codec.record_batch import Array
+from rmq_ray.arrays import Array
 from rmq_ray.codec.store_files import BLANK_ENTRY, BLANK_SIZE, ENTRIES, ENTRY, ENTRY_BYTES
 from rmq_ray.errors import StoreCorrupt, StoreMissing
 from rmq_ray.files import File, FileCache, FileSystem

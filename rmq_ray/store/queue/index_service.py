@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 
 from rmq_ray.clock import Clock
-from rmq_ray.codec.record_batch import KeyHashes, hash_texts_at, powers, shifts
+from rmq_ray.codec.record_batch import KeyHashes
+from rmq_ray.codec.text_hashes import hash_texts_at, powers, shifts
 from rmq_ray.errors import StoreCorrupt, StoreError
 from rmq_ray.files import FileSystem
 from rmq_ray.model.hashing import java_hash

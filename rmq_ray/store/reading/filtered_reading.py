@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rmq_ray.codec.record_batch import Array
+from rmq_ray.arrays import Array
 from rmq_ray.codec.record_layout import RecordLayout
 from rmq_ray.errors import RecordAwaited
 from rmq_ray.model.pulling import GetMessageStatus

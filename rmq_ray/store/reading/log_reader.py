@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rmq_ray.arrays import Array
+from rmq_ray.codec.body_crcs import body_crcs
 from rmq_ray.codec.record import (
     CRC_MASK,
     HEADER,
@@ -30,7 +32,6 @@ from rmq_ray.codec.record import (
     headers_at,
     texts_at,
 )
-from rmq_ray.codec.record_batch import Array, body_crcs
 from rmq_ray.codec.store_files import BLANK_SIZE, ENTRIES, ENTRY, ENTRY_BYTES
 from rmq_ray.errors import RecordAwaited, StoreMissing
 from rmq_ray.model.checksum import crc32

@@ -15,7 +15,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from rmq_ray.codec.record_batch import Array
+from rmq_ray.arrays import Array
 
 PAGE_RECORDS_MAX = 800
 PAGE_BYTES_MAX = 256 << 10

@@ -21,12 +21,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rmq_ray.codec.record_batch import Array
+from rmq_ray.arrays import Array
 from rmq_ray.codec.record_properties import ManyFacts, collect_facts, stored_facts
 from rmq_ray.codec.store_files import BLANK_SIZE, ENTRIES, ENTRY, ENTRY_BYTES
 from rmq_ray.model.message import SysFlag
 from rmq_ray.model.topics import CODED_TOPICS, is_storable
-from rmq_ray.store.frames.frame_tracker import without_marks
+from rmq_ray.store.frames.frame_marks import without_marks
 from rmq_ray.store.frames.log_scan import ScannedRecords
 from rmq_ray.store.log.quarantine import Quarantine
 from rmq_ray.store.queue.consume_queue import ConsumeQueue

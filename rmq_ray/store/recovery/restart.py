@@ -47,10 +47,12 @@ from rmq_ray.store.log.log_lineage import (
 from rmq_ray.store.log.quarantine import Quarantine
 from rmq_ray.store.log.segment_chain import Segment, SegmentChain, bytes_behind
 from rmq_ray.store.log.transient_pool import TransientPool
+from rmq_ray.store.queue.bit_maps import bit_maps_from
 from rmq_ray.store.queue.consume_queue_ext import ExtSettings
-from rmq_ray.store.queue.dispatcher import Dispatcher, Visibility, bit_maps_from
+from rmq_ray.store.queue.dispatcher import Dispatcher
 from rmq_ray.store.queue.index_service import IndexService
 from rmq_ray.store.queue.queue_table import QueueTable, deleted_topics
+from rmq_ray.store.queue.visibility import Visibility
 from rmq_ray.store.reading.log_reader import LogReader
 from rmq_ray.store.reading.retention import Retention
 from rmq_ray.store.recovery.checkpoint import (

@@ -17,9 +17,10 @@ from rmq_ray.store.log.commit_log import CommitLog
 from rmq_ray.store.log.log_lineage import EpochFile
 from rmq_ray.store.log.quarantine import Quarantine
 from rmq_ray.store.log.segment_chain import SegmentChain
-from rmq_ray.store.queue.dispatcher import Dispatcher, DispatchRules, Visibility
+from rmq_ray.store.queue.dispatcher import Dispatcher, DispatchRules
 from rmq_ray.store.queue.index_service import IndexService
 from rmq_ray.store.queue.queue_table import QueueTable
+from rmq_ray.store.queue.visibility import Visibility
 from rmq_ray.store.reading.log_reader import LogReader
 from rmq_ray.store.reading.retention import Retention
 from rmq_ray.store.tables.topic_lives import TopicLives

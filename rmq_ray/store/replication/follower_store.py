@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from rmq_ray.arrays import Array
 from rmq_ray.codec.record import RECORD_BYTES_OVER_BODY_MAX
-from rmq_ray.codec.record_batch import Array
 from rmq_ray.config import BODY_BYTES_MAX
 from rmq_ray.errors import LogDiverged, StoreCorrupt, StoreError, StoreFailed, StoreUnwritable
 from rmq_ray.files import Bytes

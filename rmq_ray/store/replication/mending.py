@@ -18,8 +18,8 @@ from __future__ import annotations
 import logging
 from typing import NamedTuple
 
+from rmq_ray.arrays import Array
 from rmq_ray.codec.record import RECORD_BYTES_OVER_BODY_MAX
-from rmq_ray.codec.record_batch import Array
 from rmq_ray.codec.store_files import ENTRY
 from rmq_ray.config import BODY_BYTES_MAX
 from rmq_ray.errors import StoreError, StoreUnreadable

@@ -13,7 +13,7 @@ from typing import Any
 import msgpack
 
 from rmq_ray.clock import ManualClock
-from rmq_ray.codec.record_batch import encode_frame
+from rmq_ray.codec.frame_encoder import encode_frame
 from rmq_ray.config import BrokerConfig, FlushMode, StoreConfig
 from rmq_ray.errors import RmqError
 from rmq_ray.model.groups import (

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from rmq_ray.arrays import Array
 from rmq_ray.client.outgoing.producer_identity import UniqueKeys
 from rmq_ray.clock import ManualClock
+from rmq_ray.codec.frame_encoder import encode_frame
 from rmq_ray.codec.record import Record, decode_record
-from rmq_ray.codec.record_batch import Array, encode_frame
 from rmq_ray.config import FlushMode, StoreConfig
 from rmq_ray.model.ids import FrameId
 from rmq_ray.store.front.message_store import AppendResult, MessageStore

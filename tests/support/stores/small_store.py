@@ -9,7 +9,7 @@ import zlib
 from pathlib import Path
 
 from rmq_ray.clock import ManualClock
-from rmq_ray.codec.record_batch import encode_frame
+from rmq_ray.codec.frame_encoder import encode_frame
 from rmq_ray.config import StoreConfig
 from rmq_ray.model.ids import FrameId
 from rmq_ray.model.message import SysFlag, encode_properties

@@ -20,7 +20,7 @@ from typing import Any
 
 from rmq_ray.client.outgoing.producer_identity import UniqueKeys
 from rmq_ray.clock import SYSTEM_CLOCK
-from rmq_ray.codec.record_batch import encode_frame
+from rmq_ray.codec.frame_encoder import encode_frame
 from rmq_ray.config import FlushMode
 from rmq_ray.model.ids import FrameId
 from rmq_ray.model.message import SysFlag, encode_properties

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from rmq_ray.codec.arrow_rows import KAFKA_NEEDS, Rows, kafka_columns, to_rows
-from rmq_ray.codec.record_batch import encode_frame
+from rmq_ray.codec.frame_encoder import encode_frame
 from rmq_ray.model.arrow import COLUMNS
 
 BODIES = [b"%d" % n for n in range(60)]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmq_ray.codec.record_batch import body_crcs
+from rmq_ray.codec.body_crcs import body_crcs
 
 
 def expected(bodies: list[bytes]) -> list[int]:

@@ -2,7 +2,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmq_ray.codec.record_batch import KeyHashes, hash_texts_at, shifts
+from rmq_ray.codec.record_batch import KeyHashes
+from rmq_ray.codec.text_hashes import hash_texts_at, shifts
 from rmq_ray.model.hashing import java_hash
 from rmq_ray.store.queue.index_service import hash_hashed_keys, hash_key
 

@@ -10,7 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from rmq_ray.client.outgoing.send_request import NO_LABELS, checked_request, split_batch
+from rmq_ray.client.outgoing.send_batches import split_batch
+from rmq_ray.client.outgoing.send_request import NO_LABELS, checked_request
 from rmq_ray.config import ProducerConfig
 from rmq_ray.errors import ClientError, MessageIllegal
 from rmq_ray.model.message import Message

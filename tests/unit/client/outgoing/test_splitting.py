@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from rmq_ray.client.outgoing.send_request import batch_of, split_batch
+from rmq_ray.client.outgoing.send_batches import batch_of, split_batch
 from rmq_ray.config import ProducerConfig
 from rmq_ray.errors import ClientError, MessageIllegal, MessageTooLarge
 from rmq_ray.model.ids import MessageQueue

@@ -21,7 +21,7 @@ from rmq_ray.client.pop.receipts import (
     mask_of_indices,
     messages_of,
 )
-from rmq_ray.codec.record_batch import encode_frame
+from rmq_ray.codec.frame_encoder import encode_frame
 from rmq_ray.errors import ClientError, ReceiptStale
 from rmq_ray.model.ids import FrameId, MessageQueue
 from rmq_ray.remoting.wire.pops import Settle

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.codec.record_batch import encode_frame
+from rmq_ray.codec.frame_encoder import encode_frame
 from rmq_ray.model.ids import FrameId
 from rmq_ray.remoting.request_table import Party, rows_of
 from rmq_ray.remoting.wire.codes import RequestCode

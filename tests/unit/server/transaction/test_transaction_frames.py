@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.codec.record_batch import encode_frame
+from rmq_ray.codec.frame_encoder import encode_frame
 from rmq_ray.config import FlushMode
 from rmq_ray.model.ids import FrameId
 from rmq_ray.model.message import decode_properties

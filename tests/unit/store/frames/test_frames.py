@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rmq_ray.arrays import Array
+from rmq_ray.codec.frame_encoder import encode_frame
 from rmq_ray.codec.record import decode_record, pack_host_v4
 from rmq_ray.codec.record_batch import (
     MARK_BYTES,
-    Array,
     CheckedFrame,
     FrameMark,
-    encode_frame,
     frame_crc,
     pack_mark,
     read_mark,

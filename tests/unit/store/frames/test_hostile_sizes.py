@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from rmq_ray.clock import ManualClock
+from rmq_ray.codec.frame_encoder import encode_frame
 from rmq_ray.codec.record import decode_record
-from rmq_ray.codec.record_batch import encode_frame
 from rmq_ray.config import StoreConfig
 from rmq_ray.errors import MessageIllegal, MessageTooLarge
 from rmq_ray.model.ids import FrameId

@@ -9,18 +9,14 @@ import random
 import numpy as np
 import pytest
 
+from rmq_ray.codec.frame_encoder import encode_frame
 from rmq_ray.codec.record import BLANK, BLANK_MAGIC, decode_record, pack_host_v4
-from rmq_ray.codec.record_batch import MARK_BYTES, encode_frame, read_mark
+from rmq_ray.codec.record_batch import MARK_BYTES, read_mark
 from rmq_ray.model.ids import FrameId
 from rmq_ray.store.frames.deduplication import DeduplicationCache
 from rmq_ray.store.frames.frame_check import check_frame, patch_frame
-from rmq_ray.store.frames.frame_tracker import (
-    FrameTracker,
-    members_from,
-    own_marks,
-    read_marks,
-    without_marks,
-)
+from rmq_ray.store.frames.frame_marks import own_marks, read_marks, without_marks
+from rmq_ray.store.frames.frame_tracker import FrameTracker, members_from
 from rmq_ray.store.frames.log_scan import ScannedRecords, Stop, scan_buffer
 
 HOSTS = (pack_host_v4("1.2.3.4", 5), pack_host_v4("10.0.0.1", 10911))
