@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from rmq_ray.clock import SYSTEM_CLOCK
-from rmq_ray.codec.arrow_reader import to_batch
+from rmq_ray.codec.arrow.arrow_reader import to_batch
 from rmq_ray.codec.frame_encoder import encode_frame
 from rmq_ray.codec.store_files import ENTRIES, ENTRY
 from rmq_ray.files import FileSystem

@@ -19,7 +19,7 @@ from benchmarks.produce import batched_rate
 from benchmarks.report import Figure, percentiles
 from benchmarks.scene import Scene
 from rmq_ray.client.scan.scan_plan import ScanPlan, open_reader, plan_scan
-from rmq_ray.codec.arrow_rows import Rows, to_rows
+from rmq_ray.codec.arrow.arrow_rows import Rows, to_rows
 
 SIZE, BATCH = 1_024, 100
 CHUNK_BYTES = 4 << 20

@@ -27,6 +27,9 @@ BODY_BYTES_MAX = 15 * MIB
 DEFAULT_CLUSTER = "default"
 CLUSTER_VARIABLE = "RMQ_CLUSTER"
 """Of the environment: the cluster that calls and commands mean which name none."""
+_NAMESPACE = re.compile(r"[a-zA-Z0-9_-]+")
+_HOUR = r"([01]?[0-9]|2[0-3])\s*"
+_HOURS = re.compile(rf"\s*({_HOUR}(;\s*{_HOUR})*)?")
 
 
 def environment(name: str, default: str | None = None) -> str | None:
@@ -72,11 +75,6 @@ class ClientAuth(Enum):
     NONE = "none"
     OPTIONAL = "optional"  # it need not, but a wrong one is refused
     REQUIRE = "require"
-
-
-_NAMESPACE = re.compile(r"[a-zA-Z0-9_-]+")
-_HOUR = r"([01]?[0-9]|2[0-3])\s*"
-_HOURS = re.compile(rf"\s*({_HOUR}(;\s*{_HOUR})*)?")
 
 
 @dataclass(frozen=True, slots=True)

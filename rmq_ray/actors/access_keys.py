@@ -25,6 +25,7 @@ ACCESS_KEY, SECRET_KEY, FILE = "RMQ_ACCESS_KEY", "RMQ_SECRET_KEY", "RMQ_CREDENTI
 _OTHERS = 0o077
 
 log = logging.getLogger("rmq_ray.client")
+_NAMES = ("accessKey", "secretKey")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +138,6 @@ def _read(path: str) -> tuple[str, str]:
                 path,
             )
     return str(values[0]), str(values[1])
-
-
-_NAMES = ("accessKey", "secretKey")
 
 
 @cache

@@ -29,6 +29,7 @@ SCRAPE_S = 2.5
 CONTROLLER_S = 1.0
 REQUEST_S = 10.0
 UP = "rmq_ray_up"
+UP_HELP = "1 = the server answered this scrape."
 
 
 class ExporterShell:
@@ -168,9 +169,6 @@ def controller_families(
     )
     words = "Of a broker with slaves: each election raises it."
     return [*found, Family("rmq_ray_controller_epoch", "gauge", words, epochs)]
-
-
-UP_HELP = "1 = the server answered this scrape."
 
 
 def find_or_start(cluster: str, host: str, port: int) -> str:

@@ -21,13 +21,6 @@ from rmq_ray.errors import AdminError, GroupNotFound, TopicNotFound
 
 TOPIC = "rmq-ray-bench"
 PATIENCE_S = 60.0
-
-
-@click.group()
-def bench() -> None:
-    """Quick figures of the running cluster."""
-
-
 _messages = click.option(
     "--messages", default=100_000, show_default=True, type=click.IntRange(min=1), help="How many."
 )
@@ -39,6 +32,11 @@ _size = click.option(
     help="Bytes of each body.",
 )
 _topic = click.option("--topic", default=TOPIC, show_default=True, help="Topic to use.")
+
+
+@click.group()
+def bench() -> None:
+    """Quick figures of the running cluster."""
 
 
 @bench.command()

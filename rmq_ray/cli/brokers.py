@@ -28,6 +28,7 @@ COLUMNS = [
     "lag_ms",
     "state",
 ]
+_KIND = click.argument("kind", type=click.Choice(KINDS))
 
 
 @click.group()
@@ -223,9 +224,6 @@ def clean(options: Options, name: str) -> None:
     options.confirm(f"Remove what broker {name} has stored longer than its reserved_hours?")
     options.admin.delete_expired(name)
     click.echo(f"{name} removes expired segments, 10 every 10 seconds", err=True)
-
-
-_KIND = click.argument("kind", type=click.Choice(KINDS))
 
 
 @click.group()

@@ -55,6 +55,30 @@ Changes = tuple[dict[str, str], DataVersion]
 """Settings that were changed while a broker ran, as they are written; their version."""
 KvTable = dict[str, dict[str, str]]
 """Namespace -> key -> value."""
+_TOPIC_MEMBERS: dict[str, tuple[str, type]] = {
+    "order": ("order", bool),
+    "perm": ("permission", int),
+    "readQueueNums": ("read_queues", int),
+    "topicFilterType": ("filter_type", str),
+    "topicName": ("name", str),
+    "topicSysFlag": ("sys_flag", int),
+    "writeQueueNums": ("write_queues", int),
+}
+"""RocketMQ's member -> our field and its type."""
+_GROUP_MEMBERS: dict[str, tuple[str, type]] = {
+    "brokerId": ("broker_id", int),
+    "consumeBroadcastEnable": ("consume_broadcast_enable", bool),
+    "consumeEnable": ("consume_enable", bool),
+    "consumeFromMinEnable": ("consume_from_min_enable", bool),
+    "groupName": ("name", str),
+    "notifyConsumerIdsChangedEnable": ("notify_ids_changed", bool),
+    "retryMaxTimes": ("retry_max_times", int),
+    "retryQueueNums": ("retry_queues", int),
+    "whichBrokerWhenConsumeSlowly": ("broker_when_slow", int),
+}
+GroupOffsets = dict[tuple[str, str], dict[int, int]]
+"""(topic, group) -> queue id -> next offset to consume."""
+_SEPARATOR = "@"
 
 
 class ConfigFile(Generic[T]):
@@ -200,30 +224,6 @@ def decode_groups(value: Mapping[str, Any]) -> Groups:
     return groups, decode_version(value.get("dataVersion"))
 
 
-_TOPIC_MEMBERS: dict[str, tuple[str, type]] = {
-    "order": ("order", bool),
-    "perm": ("permission", int),
-    "readQueueNums": ("read_queues", int),
-    "topicFilterType": ("filter_type", str),
-    "topicName": ("name", str),
-    "topicSysFlag": ("sys_flag", int),
-    "writeQueueNums": ("write_queues", int),
-}
-"""RocketMQ's member -> our field and its type."""
-
-_GROUP_MEMBERS: dict[str, tuple[str, type]] = {
-    "brokerId": ("broker_id", int),
-    "consumeBroadcastEnable": ("consume_broadcast_enable", bool),
-    "consumeEnable": ("consume_enable", bool),
-    "consumeFromMinEnable": ("consume_from_min_enable", bool),
-    "groupName": ("name", str),
-    "notifyConsumerIdsChangedEnable": ("notify_ids_changed", bool),
-    "retryMaxTimes": ("retry_max_times", int),
-    "retryQueueNums": ("retry_queues", int),
-    "whichBrokerWhenConsumeSlowly": ("broker_when_slow", int),
-}
-
-
 def _members(names: Mapping[str, tuple[str, type]], value: object) -> dict[str, Any]:
     return {member: kind(getattr(value, field)) for member, (field, kind) in names.items()}
 
@@ -273,11 +273,6 @@ def configured_file(files: FileSystem, path: str) -> ConfigFile[dict[str, str]]:
         lambda table: {"settings": table},
         lambda value: {str(name): str(text) for name, text in value["settings"].items()},
     )
-
-
-GroupOffsets = dict[tuple[str, str], dict[int, int]]
-"""(topic, group) -> queue id -> next offset to consume."""
-_SEPARATOR = "@"
 
 
 def consumer_offsets_file(files: FileSystem, path: str) -> ConfigFile[GroupOffsets]:

@@ -24,7 +24,7 @@ from rmq_ray.actors.ray_versions import block_metadata
 from rmq_ray.client.scan.bulk_arguments import checked_columns, topic_or_pattern
 from rmq_ray.client.scan.kafka_offsets import KafkaOffset, kafka_range
 from rmq_ray.client.scan.scan_plan import ScanOptions, ScanPlan, open_reader
-from rmq_ray.codec.arrow_rows import RAY_KAFKA_NEEDS, Rows, ray_kafka_columns
+from rmq_ray.codec.arrow.arrow_rows import RAY_KAFKA_NEEDS, Rows, ray_kafka_columns
 from rmq_ray.config import Tls
 from rmq_ray.data.offset_ids import OFFSET_ID, check_apart, with_ids
 from rmq_ray.errors import ClientError
@@ -255,7 +255,7 @@ def _reader(plan: ScanPlan, number: int, rows: Rows, out: Columns) -> Any:
     def read() -> Iterator[Any]:
         import pyarrow as pa
 
-        from rmq_ray.codec.arrow_rows import to_rows
+        from rmq_ray.codec.arrow.arrow_rows import to_rows
 
         reader = open_reader(plan)
         try:

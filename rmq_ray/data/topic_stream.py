@@ -32,7 +32,7 @@ from rmq_ray.client.scan.batch_planner import BatchLimits, BatchPlanner
 from rmq_ray.client.scan.bulk_arguments import checked_columns
 from rmq_ray.client.scan.stream_checkpoint import Checkpoint, Planned
 from rmq_ray.clock import SYSTEM_CLOCK
-from rmq_ray.codec.arrow_rows import Rows
+from rmq_ray.codec.arrow.arrow_rows import Rows
 from rmq_ray.config import Tls
 from rmq_ray.data.checkpoint_files import FilesOfCheckpoint, file_system
 from rmq_ray.data.read import check_options, dataset_of, splits_for

@@ -27,7 +27,7 @@ from rmq_ray.client.scan.batch_planner import BatchLimits, BatchPlanner, KnowsBr
 from rmq_ray.client.scan.bulk_arguments import checked_columns
 from rmq_ray.client.scan.scan_plan import open_reader
 from rmq_ray.clock import SYSTEM_CLOCK
-from rmq_ray.codec.arrow_rows import Rows, to_rows
+from rmq_ray.codec.arrow.arrow_rows import Rows, to_rows
 from rmq_ray.config import Tls
 from rmq_ray.data.train_windows import (
     TrainState,

@@ -19,6 +19,9 @@ SYSTEM_GROUPS = (
 )
 """Groups that every broker has from the start."""
 SYSTEM_GROUP_PREFIXES = ("CID_RMQ_SYS_", "CID_ONS")
+TAG = "TAG"
+SQL92 = "SQL92"
+SUBSCRIBE_ALL = "*"
 
 
 def is_system_group(group: str) -> bool:
@@ -49,11 +52,6 @@ class ConsumeFromWhere(Enum):
     CONSUME_FROM_LAST_OFFSET = "last"
     CONSUME_FROM_FIRST_OFFSET = "first"
     CONSUME_FROM_TIMESTAMP = "timestamp"
-
-
-TAG = "TAG"
-SQL92 = "SQL92"
-SUBSCRIBE_ALL = "*"
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from typing import Any
 
 FIELD, RECORD = "\x01", "\x02"
 REGION = "DefaultRegion"
+_REQUIRED = {"Pub": 13, "SubBefore": 7, "SubAfter": 6, "EndTransaction": 12}
 
 
 class TraceMessageType(IntEnum):
@@ -116,7 +117,6 @@ _KINDS: dict[str, type[Any]] = {
     "SubAfter": SubAfter,
     "EndTransaction": EndTransaction,
 }
-_REQUIRED = {"Pub": 13, "SubBefore": 7, "SubAfter": 6, "EndTransaction": 12}
 
 
 def encode(record: Trace) -> str:

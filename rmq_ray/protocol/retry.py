@@ -74,6 +74,8 @@ RETRIED_CODES = TRANSIENT_CODES | {
 """Refusals after which RocketMQ's producer tries another broker (4.9's six, 5.x's SYSTEM_BUSY, and
 ours).
 """
+STATUS_OF_CODE = {status.value: status for status in SendStatus}
+"""Answers that mean stored: 0, 10, 11, 12."""
 
 
 class Failure(Enum):
@@ -249,10 +251,6 @@ class SendAttempts:
             return _GIVE_UP
         self.attempts += 1
         return self._pause(left_ms) if stay else Decision(Step.ELSEWHERE)
-
-
-STATUS_OF_CODE = {status.value: status for status in SendStatus}
-"""Answers that mean stored: 0, 10, 11, 12."""
 
 
 def _named(brokers: Sequence[str]) -> str:

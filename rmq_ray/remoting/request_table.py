@@ -37,6 +37,9 @@ from rmq_ray.remoting.wire.headers import (
 Handler = Callable[[Command, Peer], Command | None]
 
 
+PUB, SUB, ANY, ADMIN = Action.PUB, Action.SUB, Action.ANY, Action.ADMIN
+
+
 class Party(Enum):
     """Who serves a request."""
 
@@ -112,7 +115,6 @@ class Row:
 
 NOTHING, TOPIC, GROUP, CLUSTER = Resource.NOTHING, Resource.TOPIC, Resource.GROUP, Resource.CLUSTER
 BOTH = TOPIC | GROUP
-PUB, SUB, ANY, ADMIN = Action.PUB, Action.SUB, Action.ANY, Action.ADMIN
 OURS, FREE, LEADS = Asker.CLIENT, Fence.NOTHING, Fence.LEADS
 TOOLS = Asker.OPERATOR | Asker.FOREIGN
 

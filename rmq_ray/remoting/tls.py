@@ -71,6 +71,9 @@ _LEGACY_CIPHERS = tuple(
     for last in numbers
 )
 """Object identifiers, as they stand in the first bytes of a key."""
+_cache: dict[Tls, tuple[object, ssl.SSLContext]] = {}
+_cache_lock = threading.Lock()
+SCRATCH_BYTES = 256 << 10
 
 
 def explain(error: ssl.SSLError) -> str:
@@ -108,10 +111,6 @@ def client_context(tls: Tls) -> ssl.SSLContext:
             _cache.pop(next(iter(_cache)))
         _cache[tls] = (stamp, context)
     return context
-
-
-_cache: dict[Tls, tuple[object, ssl.SSLContext]] = {}
-_cache_lock = threading.Lock()
 
 
 class ServerTls:
@@ -174,9 +173,6 @@ class ServerTls:
         days = (self.expires_ms - self._clock.now_ms()) // _DAY_MS
         if days < WARN_DAYS:
             log.warning("%s: its TLS certificate ends in %d days", self._name, days)
-
-
-SCRATCH_BYTES = 256 << 10
 
 
 def _make_server(settings: TlsSettings, now_ms: int) -> tuple[ssl.SSLContext, int]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rmq_ray.client.scan.batch_planner import BatchLimits, KnowsBrokers
-from rmq_ray.codec.arrow_rows import Rows
+from rmq_ray.codec.arrow.arrow_rows import Rows
 from rmq_ray.errors import SparkError
 from rmq_ray.protocol.scan.scan_positions import Where, normal
 from rmq_ray.protocol.scan.scan_splits import bundled

@@ -19,7 +19,7 @@ from rmq_ray.actors.access_keys import SecretKey
 from rmq_ray.actors.discovery import discovery_for
 from rmq_ray.client.scan.bulk_arguments import checked_columns, topic_or_pattern
 from rmq_ray.client.scan.scan_plan import ScanOptions, ScanPlan
-from rmq_ray.codec.arrow_rows import KAFKA_NEEDS, Rows
+from rmq_ray.codec.arrow.arrow_rows import KAFKA_NEEDS, Rows
 from rmq_ray.config import Tls
 from rmq_ray.errors import SparkError
 from rmq_ray.protocol.filters.filter_tag import tags_of_rows
@@ -187,7 +187,7 @@ def _reader(
 
     def read(batches: Iterator[Any]) -> Iterator[Any]:
         from rmq_ray.client.scan.scan_plan import open_reader
-        from rmq_ray.codec.arrow_rows import kafka_columns, to_rows
+        from rmq_ray.codec.arrow.arrow_rows import kafka_columns, to_rows
 
         reader = open_reader(plan)
         try:

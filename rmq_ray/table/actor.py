@@ -39,6 +39,14 @@ LATER_S_MAX = 30.0
 UPKEEP_MS = 3_600_000
 WRITER_CHARS = 8
 T = TypeVar("T")
+UP = "rmq_table_up"
+UP_HELP = "1 = the table's archivist works; 0 = its status has an error."
+LAG_HELP = "Messages that are visible and not in the table yet."
+SECONDS_HELP = "Since the oldest of them was stored."
+ROWS_HELP = "Rows of the table."
+REJECTED_HELP = "Rows that did not fit the declared columns."
+HELD_HELP = "Bytes of a broker's log that retention keeps for the table, the most of any broker."
+GAPS_HELP = "Ranges of messages that the table never got."
 
 
 class ArchivistShell:
@@ -271,13 +279,3 @@ def open_target(spec: TableSpec, writer: str = "") -> Target:
     from rmq_ray.table.iceberg import IcebergTable
 
     return IcebergTable(spec, schema_of(spec.columns), writer)
-
-
-UP = "rmq_table_up"
-UP_HELP = "1 = the table's archivist works; 0 = its status has an error."
-LAG_HELP = "Messages that are visible and not in the table yet."
-SECONDS_HELP = "Since the oldest of them was stored."
-ROWS_HELP = "Rows of the table."
-REJECTED_HELP = "Rows that did not fit the declared columns."
-HELD_HELP = "Bytes of a broker's log that retention keeps for the table, the most of any broker."
-GAPS_HELP = "Ranges of messages that the table never got."

@@ -32,6 +32,7 @@ from rmq_ray.table.storage import STAGING, Storage
 FORMAT = 1
 COMMITS, GENERATIONS, OFFSETS = "_rmq/commits", "_rmq/generations", "_rmq/offsets.json"
 KEPT = 10
+SUMMARY = ("offsets", "epochs", "gaps", "commits", "replayed")
 
 
 class ManifestTable:
@@ -189,6 +190,3 @@ class ManifestTable:
         """Delete every file of the table."""
         for one in self.storage.list(""):
             self.storage.delete(one.path)
-
-
-SUMMARY = ("offsets", "epochs", "gaps", "commits", "replayed")

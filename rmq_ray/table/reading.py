@@ -27,7 +27,7 @@ import pyarrow.dataset as ds
 
 from rmq_ray.client.scan.scan_plan import ScanOptions, ScanPlan, open_reader, plan_scan
 from rmq_ray.client.scan.topic_state import State, TopicState
-from rmq_ray.codec.arrow_rows import Rows, chosen, needed_columns, to_rows
+from rmq_ray.codec.arrow.arrow_rows import Rows, chosen, needed_columns, to_rows
 from rmq_ray.errors import ClientError, TableNotFound, TopicNotFound
 from rmq_ray.model.arrow import SCHEMA, TIME
 from rmq_ray.model.ids import MessageQueue

@@ -47,6 +47,7 @@ _FILE_NAME = re.compile(r"(.+)-(\d{4,})-(\d{20})-e(\d+)-g.+\.parquet")
 
 Offsets = dict[MessageQueue, int]
 Ranges = dict[MessageQueue, tuple[int, int]]
+WIDENED = frozenset({("int", "long"), ("float", "double")})
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,9 +363,6 @@ def check_evolution(old: Mapping[str, str], new: Mapping[str, str]) -> None:
                 f"widened: {legal}",
                 name,
             )
-
-
-WIDENED = frozenset({("int", "long"), ("float", "double")})
 
 
 def compactable(files: Sequence[DataFile], file_bytes: int) -> list[list[DataFile]]:

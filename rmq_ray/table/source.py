@@ -22,7 +22,7 @@ from rmq_ray.client.scan.scan_plan import (
     plan_scan,
 )
 from rmq_ray.client.scan.topic_state import State, TopicState
-from rmq_ray.codec.arrow_reader import to_batch
+from rmq_ray.codec.arrow.arrow_reader import to_batch
 from rmq_ray.errors import RmqError, TopicNotFound
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.ports import Discovery

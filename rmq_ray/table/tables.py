@@ -21,7 +21,7 @@ from rmq_ray.actors.discovery import RayDiscovery
 from rmq_ray.client.scan.bulk_arguments import checked_columns
 from rmq_ray.client.scan.topic_state import TopicState
 from rmq_ray.clock import SYSTEM_CLOCK
-from rmq_ray.codec.arrow_rows import Rows as WantedRows
+from rmq_ray.codec.arrow.arrow_rows import Rows as WantedRows
 from rmq_ray.errors import ClientError, RmqError, TableExists, TableNotFound
 from rmq_ray.protocol.scan.scan_positions import Where
 from rmq_ray.table.actor import ArchivistShell, open_target

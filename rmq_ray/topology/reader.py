@@ -104,6 +104,7 @@ _BROKER_DECIDED = (
 _NAME_SERVER_DECIDED = ("cluster_name", "foreign", "tls", "limits")
 _TLS_FILES = ("certificate", "key", "ca", "client_certificate", "client_key")
 _ANY_ADDRESS = ("0.0.0.0", "::")
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text in quotes"}
 
 
 def read_topology(path: str | Path) -> Topology:
@@ -470,9 +471,6 @@ class _TopologyReader:
                     at,
                 )
             raise self._source.wrong(at, str(error.args[0]), *error.args[1:2]) from None
-
-
-_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text in quotes"}
 
 
 @cache

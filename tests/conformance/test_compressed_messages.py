@@ -20,7 +20,7 @@ from rmq_ray.client.producer.async_producer import AsyncProducer
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.client.scan.scan_plan import open_reader, plan_scan
-from rmq_ray.codec.arrow_reader import to_batch
+from rmq_ray.codec.arrow.arrow_reader import to_batch
 from rmq_ray.codec.compression import CODECS, sys_flag_of
 from rmq_ray.errors import BodyUnreadable
 from rmq_ray.model.message import Message, SysFlag

@@ -15,7 +15,7 @@ from rmq_ray.client.instance import outage
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.client.scan.topic_state import TopicState
-from rmq_ray.codec.arrow_rows import Rows
+from rmq_ray.codec.arrow.arrow_rows import Rows
 from rmq_ray.errors import (
     ClientError,
     ClusterError,

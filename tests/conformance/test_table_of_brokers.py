@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from rmq_ray.client.admin.admin import Admin
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.clock import SYSTEM_CLOCK
-from rmq_ray.codec.arrow_rows import Rows
+from rmq_ray.codec.arrow.arrow_rows import Rows
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.ports import Discovery
 from rmq_ray.table.archivist import Archivist

@@ -16,7 +16,7 @@ from rmq_ray.client.admin.admin import Admin
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.client.scan.scan_plan import ScanPlan
 from rmq_ray.clock import SYSTEM_CLOCK
-from rmq_ray.codec.arrow_rows import Rows
+from rmq_ray.codec.arrow.arrow_rows import Rows
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.spark.batches import Batches, Reading
 from rmq_ray.table.archivist import Archivist

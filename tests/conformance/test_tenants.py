@@ -26,7 +26,7 @@ from rmq_ray.remoting.wire.codes import RequestCode as Code
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.server.admin.admin_handlers import _flat
 from rmq_ray.server.groups.membership import Client, GroupMembership
-from rmq_ray.server.transaction.transaction_handlers import TransactionAsker
+from rmq_ray.server.transaction.transaction_asker import TransactionAsker
 from tests.support.asked_requests import signed
 from tests.support.brokers.live_cluster import CLUSTER, LiveCluster
 from tests.support.waiting import eventually

@@ -20,7 +20,7 @@ import pytest
 import rmq_ray as rmq
 from rmq_ray import spark as mqs
 from rmq_ray.client.scan.scan_plan import plan_scan
-from rmq_ray.codec.arrow_rows import Rows
+from rmq_ray.codec.arrow.arrow_rows import Rows
 from rmq_ray.model.ids import Address
 from rmq_ray.spark.read import frame_of
 from tests.support.clients.bulk_reading import elsewhere, send_compressed

@@ -8,6 +8,7 @@ only: nothing is imported.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -163,6 +164,27 @@ def no_module_docstring(module: Module) -> list[str]:
         if ast.get_docstring(module.tree)
         else [f"{module.path.relative_to(ROOT)}:1: no module docstring"]
     )
+
+
+def two_ideas(module: Module) -> list[str]:
+    """A file says once what it decides: two ideas cost a reader more in one file than in two."""
+    told = re.findall(r"\bDecides\b", ast.get_docstring(module.tree) or "")
+    return [module.at(module.tree, f"decides {len(told)} things")] if len(told) > 1 else []
+
+
+def constants_behind(module: Module) -> list[str]:
+    """Constants stand before the first definition, but for those that are made of one."""
+    found, made = [], set[str]()
+    for node in module.tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            made.add(node.name)
+        elif made and isinstance(node, ast.Assign | ast.AnnAssign):
+            read = {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
+            if read & made:
+                made |= read
+            else:
+                found.append(module.at(node, f"{', '.join(sorted(read))} behind a definition"))
+    return found
 
 
 def clock_reads(module: Module) -> list[str]:
@@ -376,6 +398,8 @@ RULES = (
     file_too_long,
     function_too_long,
     no_module_docstring,
+    two_ideas,
+    constants_behind,
     clock_reads,
     environment_reads,
     ray_below_actors,

@@ -22,6 +22,8 @@ BREAKS = {
     "file_too_long": ("model/a.py", '"""x"""\n' * 701),
     "function_too_long": ("model/a.py", "def f():\n" + "    x = 1\n" * 60),
     "no_module_docstring": ("model/a.py", "x = 1\n"),
+    "two_ideas": ("model/a.py", '"""Decides a.\n\nDecides b.\n"""\n'),
+    "constants_behind": ("model/a.py", "def f():\n    return 1\n\nA = 1\n"),
     "clock_reads": ("server/a.py", "import time\ntime.monotonic()\n"),
     "environment_reads": ("server/a.py", "import os\nos.environ['A']\n"),
     "ray_below_actors": ("client/a.py", "def f():\n    import ray\n"),

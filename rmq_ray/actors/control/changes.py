@@ -25,6 +25,21 @@ from rmq_ray.errors import ConfigError
 from rmq_ray.protocol import live_settings
 from rmq_ray.topology.rules import Topology
 
+NOT_COMPARED = {"name_servers", "store", "hold_link", "send_hooks", "limits"}
+_DOWN = "stop the cluster with `rmq-ray down`, then start it"
+_FIXED = {
+    "path": f"a store stays where it is: {_DOWN}, after its files were moved",
+    "foreign": f"all members must have the same: {_DOWN}",
+    "tls": f"all members must have the same: {_DOWN}",
+    "segment_bytes": "the files of a store have one size: a new broker may have another",
+    "consume_queue_entries": "the files of a store have one size: a new broker may have another",
+}
+REMOVED = (
+    "a broker keeps its messages: `rmq-ray broker drain` it, wait until groups have them, then "
+    f"{_DOWN}"
+)
+SLAVES = f"slaves are removed while nobody leads: {_DOWN}"
+
 
 class How(Enum):
     """What becomes of one part."""
@@ -62,22 +77,6 @@ class PlannedChange:
             "change": self.what,
             "why": self.why,
         }
-
-
-NOT_COMPARED = {"name_servers", "store", "hold_link", "send_hooks", "limits"}
-_DOWN = "stop the cluster with `rmq-ray down`, then start it"
-_FIXED = {
-    "path": f"a store stays where it is: {_DOWN}, after its files were moved",
-    "foreign": f"all members must have the same: {_DOWN}",
-    "tls": f"all members must have the same: {_DOWN}",
-    "segment_bytes": "the files of a store have one size: a new broker may have another",
-    "consume_queue_entries": "the files of a store have one size: a new broker may have another",
-}
-REMOVED = (
-    "a broker keeps its messages: `rmq-ray broker drain` it, wait until groups have them, then "
-    f"{_DOWN}"
-)
-SLAVES = f"slaves are removed while nobody leads: {_DOWN}"
 
 
 def changes_of(topology: Topology, running: ClusterPlan) -> list[PlannedChange]:

@@ -40,6 +40,10 @@ from rmq_ray.topology.rules import BrokerSpec, ControllerSpec, NameServerSpec, T
 from rmq_ray.topology.source import Key
 
 _HARMLESS = {"lost+found"}
+LOOK_TIMEOUT_S = 30.0
+RAY_WORKER_PORTS = range(10_002, 20_000)
+ASKED_S = 5.0
+log = logging.getLogger("rmq_ray.cluster")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,13 +165,6 @@ def judge_ledger(disk: Disk, path: str) -> str:
             path,
         )
     return "found" if disk.others else "made new"
-
-
-LOOK_TIMEOUT_S = 30.0
-RAY_WORKER_PORTS = range(10_002, 20_000)
-ASKED_S = 5.0
-
-log = logging.getLogger("rmq_ray.cluster")
 
 
 @dataclass(frozen=True, slots=True)

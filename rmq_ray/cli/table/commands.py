@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 COLUMNS = ["topic", "location", "state", "rows", "lag_messages", "lag_seconds", "error"]
+_SCHEMA = click.option(
+    "--schema",
+    default=None,
+    help="Columns of the bodies, like 'user string, amount double'; or @FILE that has them.",
+)
 
 
 def duration(text: str) -> float:
@@ -28,13 +33,6 @@ def duration(text: str) -> float:
     if found is None:
         raise click.BadParameter(f"{text!r} is no time: write 10s, 5m, 2h or 30d")
     return float(found[1]) * _UNITS[found[2]]
-
-
-_SCHEMA = click.option(
-    "--schema",
-    default=None,
-    help="Columns of the bodies, like 'user string, amount double'; or @FILE that has them.",
-)
 
 
 @click.group()

@@ -453,7 +453,7 @@ class Admin(AdminGroups, AdminSettings):
         check_topic(topic)
         pa = load("pyarrow")
         from rmq_ray.client.scan.scan_plan import open_reader, plan_scan
-        from rmq_ray.codec.arrow_reader import to_batch
+        from rmq_ray.codec.arrow.arrow_reader import to_batch
 
         empty = to_batch(
             topic, "", b"", [], columns

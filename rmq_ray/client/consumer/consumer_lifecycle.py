@@ -41,6 +41,8 @@ from rmq_ray.ports import Discovery
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 
+_living: weakref.WeakSet[GroupConsumer[Any]] = weakref.WeakSet()
+
 
 class ConsumerLifecycle:
     """Of one consumer. ``name``: as errors call it; ``end(timeout_ms)``: false when something still
@@ -176,7 +178,6 @@ class Engine(Protocol):
 
 
 E = TypeVar("E", bound=Engine)
-_living: weakref.WeakSet[GroupConsumer[Any]] = weakref.WeakSet()
 
 
 class GroupConsumer(ABC, Generic[E]):

@@ -50,6 +50,7 @@ AUTO_COMMIT_MIN_MS, AUTO_COMMIT_MAX_MS = 1_000, 86_400_000
 PREFETCH_MESSAGES_MAX, PREFETCH_MIB_MAX = 10_000_000, 65_536
 OVER_CONFIG = ("concurrency", "batch_size", "max_reconsume_times", "namespace")
 """Options that are settings of ``ConsumerConfig``."""
+log = logging.getLogger("rmq_ray.client.rebalance")
 
 
 class PushOptions(TypedDict, total=False):
@@ -324,9 +325,6 @@ def as_ms(moment: object) -> int:
     raise ConfigError(
         f"a moment must be a datetime or ms since 1970, not {moment!r:.80}", repr(moment)[:80]
     )
-
-
-log = logging.getLogger("rmq_ray.client.rebalance")
 
 
 def tell_beginning(group: str, topic: str, messages: int) -> None:

@@ -45,6 +45,10 @@ LEVEL_MAX = (1 << 31) - 1  # of a request; brokers take their highest level for 
 SUSPEND_MS_MIN = 10
 SUSPEND_MS_MAX = 30_000
 AS_CONFIGURED = -1
+Listener = Callable[[Any, Any], Any]
+"""Called with a list of ``MessageExt`` (``batch="arrow"``: a ``pyarrow.RecordBatch``) and a
+``ConsumeContext`` (orderly: an ``OrderlyContext``).
+"""
 
 
 class ConsumeResult(Enum):
@@ -111,12 +115,6 @@ class OrderlyContext:
         """
         self.suspend_ms: Any = AS_CONFIGURED
         """Pause of the queue after a failure or ROLLBACK, ms."""
-
-
-Listener = Callable[[Any, Any], Any]
-"""Called with a list of ``MessageExt`` (``batch="arrow"``: a ``pyarrow.RecordBatch``) and a
-``ConsumeContext`` (orderly: an ``OrderlyContext``).
-"""
 
 
 @dataclass(frozen=True, slots=True)

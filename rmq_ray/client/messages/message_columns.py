@@ -1,11 +1,11 @@
 """Messages of a page as Arrow columns, without an object per message (columns: ``model.arrow``).
 
     page:  record 0 | record 1 | record 2 | ...
-             └─ a run of records ──> codec.arrow_reader ──> pyarrow.RecordBatch
+             └─ a run of records ──> codec.arrow.arrow_reader ──> pyarrow.RecordBatch
 
 Decides which bytes of a page become rows, and what a row of a retry topic says: its topic is the
 original one, and what this client has tried again by itself counts as reconsumed. How bytes become
-columns is ``codec.arrow_reader``'s.
+columns is ``codec.arrow.arrow_reader``'s.
 
 Called by the push consumer with ``batch="arrow"`` and by ``PulledBatch.to_arrow``. Imported by
 those who want columns only: pyarrow takes 0.15 s to load. Invariant: row i is message i of the same
@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from rmq_ray.client.messages.received import MessageExt, PulledPage
-from rmq_ray.codec.arrow_reader import to_batch
+from rmq_ray.codec.arrow.arrow_reader import to_batch
 from rmq_ray.model.arrow import SCHEMA
 from rmq_ray.model.namespaces import without_namespace
 

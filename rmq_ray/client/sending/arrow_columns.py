@@ -8,7 +8,7 @@ A string may be large, a view, behind a dictionary or runs; a list large or of a
 column in which nothing is has the type null: that is none in every row, wherever a null is none.
 
 Decides what a column may be and which values are illegal; errors name the column and the row, and
-come before anything is sent. Does not encode records (``codec.arrow_encoder``) or cut frames
+come before anything is sent. Does not encode records (``codec.arrow.arrow_encoder``) or cut frames
 (``client.sending.arrow_sending``). Pure. Called by ``client.sending.arrow_sending``.
 
 Invariant: what passes here would pass ``protocol.validators`` value by value, and gives the same
@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rmq_ray.codec.arrow_encoder import offsets_of
+from rmq_ray.codec.arrow.arrow_encoder import offsets_of
 from rmq_ray.errors import ClientError, MessageIllegal, MessageTooLarge
 from rmq_ray.model.message import KEYS, RESERVED_PROPERTIES, TAGS
 from rmq_ray.protocol.validators import USER_PROPERTIES_BYTES_MAX

@@ -37,7 +37,7 @@ from rmq_ray.client.sending.loop_sender import LoopSender
 from rmq_ray.client.sending.producer_core import CLOSE_SLACK_MS, ProducerCore
 from rmq_ray.client.sending.send_engine import InFlightSend
 from rmq_ray.client.sending.send_steps import SendSteps, partly, send_frames
-from rmq_ray.codec.arrow_encoder import encode_arrow, offsets_of
+from rmq_ray.codec.arrow.arrow_encoder import encode_arrow, offsets_of
 from rmq_ray.codec.key_range import KeyRange
 from rmq_ray.codec.record_batch import FRAME_RECORDS_MAX
 from rmq_ray.config import ProducerConfig

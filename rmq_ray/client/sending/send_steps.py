@@ -55,6 +55,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("rmq_ray.client")
 
 
+_BEGAN, _RAN, _DEFERRED = "rmq.began", "rmq.ran", "rmq.deferred"
+
+
 class SendSteps:
     """Of one producer. Thread-safe as far as the hooks are."""
 
@@ -301,9 +304,6 @@ class SendSteps:
             )
 
         return select
-
-
-_BEGAN, _RAN, _DEFERRED = "rmq.began", "rmq.ran", "rmq.deferred"
 
 
 def _with(text: str, ctx: SendContext) -> str:

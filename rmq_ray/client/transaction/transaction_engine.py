@@ -48,6 +48,7 @@ KNOWN_MAX = 10_000  # decisions of this process that it remembers until they are
 OPEN_MAX = 200_000  # halves that are not decided: more than one transaction may have
 _NOT_CONFIRMED = {status.value for status in SendStatus if status is not SendStatus.SEND_OK}
 ATTEMPT_MS_MIN, ATTEMPT_MS_MAX = 1_000.0, 3_000.0
+_making = threading.Lock()
 
 
 class Half(NamedTuple):
@@ -416,6 +417,3 @@ def check_immunity(immunity_s: object) -> None:
             f"check_immunity is {immunity_s!r}; give whole seconds from 0 to "
             f"{IMMUNITY_S_MAX}, or None for the broker's setting"
         )
-
-
-_making = threading.Lock()

@@ -30,6 +30,10 @@ from rmq_ray.protocol.validators import check_group
 
 EARLIEST, LATEST = "earliest", "latest"
 EARLIEST_OFFSET, LATEST_OFFSET = -2, -1
+_FORMS = (
+    "must be 'earliest', 'latest', a mapping of MessageQueue to offset, such offsets as JSON, a "
+    "time (datetime or ms since the epoch), or LikeGroup(name)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +128,6 @@ def nested(offsets: Mapping[MessageQueue, int]) -> dict[str, dict[str, dict[str,
 def offsets_json(offsets: Mapping[MessageQueue, int]) -> str:
     """The same as text."""
     return json.dumps(nested(offsets), separators=(",", ":"))
-
-
-_FORMS = (
-    "must be 'earliest', 'latest', a mapping of MessageQueue to offset, such offsets as JSON, a "
-    "time (datetime or ms since the epoch), or LikeGroup(name)"
-)
 
 
 def _word(word: str) -> str:

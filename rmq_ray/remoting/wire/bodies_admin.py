@@ -30,6 +30,12 @@ from rmq_ray.remoting.wire.bodies_groups import queue_key
 from rmq_ray.remoting.wire.body_json import BodyInvalid, parse, shaped, write
 from rmq_ray.remoting.wire.frame import Buffer
 
+RETENTION_FIELD = "retentionHours"
+"""Of the answer that has topic statistics; only from our brokers."""
+_ELEMENT = struct.Struct(">iiiii")  # total size, magic, crc, flag, body length
+_PROPERTIES = struct.Struct(">h")
+ELEMENTS_MAX = 65_536
+
 
 @dataclass(frozen=True, slots=True)
 class QueueStats:
@@ -38,10 +44,6 @@ class QueueStats:
     min_offset: int
     max_offset: int
     last_update_ms: int
-
-
-RETENTION_FIELD = "retentionHours"
-"""Of the answer that has topic statistics; only from our brokers."""
 
 
 def encode_topic_stats(stats: Mapping[MessageQueue, QueueStats]) -> bytes:
@@ -358,10 +360,6 @@ def encode_broker_stats(windows: Mapping[str, tuple[int, float]]) -> bytes:
 
 
 # --- batches --------------------------------------------------------------------------------------
-
-_ELEMENT = struct.Struct(">iiiii")  # total size, magic, crc, flag, body length
-_PROPERTIES = struct.Struct(">h")
-ELEMENTS_MAX = 65_536
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,14 +74,12 @@ _FIXED = struct.Struct(">hbhiii")
 _BARE_BYTES = 21
 _BARE_MARK = BINARY << 24 | _BARE_BYTES
 _NOT_AS_FASTJSON = re.compile("\\\\u00[0-9][a-f]|[\x7f-\x9f\u2028\u2029]")
+_LANGUAGE_NUMBER = {name: number for number, name in enumerate(LANGUAGES)}
 
 
 def language(number: int) -> str:
     """Name of a client's language."""
     return LANGUAGES[number] if 0 <= number < len(LANGUAGES) else "OTHER"
-
-
-_LANGUAGE_NUMBER = {name: number for number, name in enumerate(LANGUAGES)}
 
 
 @dataclass(slots=True)

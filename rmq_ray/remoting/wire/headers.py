@@ -11,6 +11,24 @@ from __future__ import annotations
 from rmq_ray.model.ids import FrameId
 from rmq_ray.remoting.wire.header import Fields, Header, Int32, wire_names
 
+_LETTERS = {
+    "a": "producerGroup",
+    "b": "topic",
+    "c": "defaultTopic",
+    "d": "defaultTopicQueueNums",
+    "e": "queueId",
+    "f": "sysFlag",
+    "g": "bornTimestamp",
+    "h": "flag",
+    "i": "properties",
+    "j": "reconsumeTimes",
+    "k": "unitMode",
+    "l": "maxReconsumeTimes",
+    "m": "batch",
+    "n": "bname",
+    "rmqFrame": "rmqFrame",
+}
+
 
 class PushReplyHeader(
     Header,
@@ -83,25 +101,6 @@ class SendHeader(
         """As the letters a..n."""
         long = self.to_fields()
         return {letter: long[name] for letter, name in _LETTERS.items() if name in long}
-
-
-_LETTERS = {
-    "a": "producerGroup",
-    "b": "topic",
-    "c": "defaultTopic",
-    "d": "defaultTopicQueueNums",
-    "e": "queueId",
-    "f": "sysFlag",
-    "g": "bornTimestamp",
-    "h": "flag",
-    "i": "properties",
-    "j": "reconsumeTimes",
-    "k": "unitMode",
-    "l": "maxReconsumeTimes",
-    "m": "batch",
-    "n": "bname",
-    "rmqFrame": "rmqFrame",
-}
 
 
 class SendAnswerHeader(Header, frozen=True, rename=wire_names(message_id="msgId")):

@@ -45,7 +45,11 @@ INVISIBLE_MS_MIN, INVISIBLE_MS_MAX = 10, 12 * 3_600_000
 """RocketMQ 5's upper limit (protocol-behaviour 26); ours below."""
 _LENGTH = Struct(">i")
 _MASK_BYTES_MAX = RECORDS_MAX // 8
+LOST, WITHDRAWN = 1, 2
+"""What became of an attempt, of which a pop speaks ``again``."""
 _INT_MAX = 1 << 63
+SKIPPED_FIELD = "skipped"
+"""Of the answer to a pop of 0 messages: how many a group that is new does not read."""
 
 
 class Settle(IntEnum):
@@ -54,14 +58,6 @@ class Settle(IntEnum):
     ACK = 0
     CHANGE = 1
     REJECT = 2
-
-
-SKIPPED_FIELD = "skipped"
-"""Of the answer to a pop of 0 messages: how many a group that is new does not read."""
-
-
-LOST, WITHDRAWN = 1, 2
-"""What became of an attempt, of which a pop speaks ``again``."""
 
 
 @dataclass(frozen=True, slots=True)

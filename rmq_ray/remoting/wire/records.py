@@ -51,6 +51,10 @@ _SIZE_TYPE = ">i4"
 FEW = 16
 """Below, numpy's fixed cost of a sum is more than a loop's."""
 _FEW_SIZES = tuple(struct.Struct(f">{count}i") for count in range(FEW))
+_RECORD_HEADER_BYTES = (
+    88  # a record's fixed part; queue id at 12, length of the body at 84 (store-format 2.1)
+)
+_QUEUE_AND_BODY = struct.Struct(">12xi68xi")
 
 
 class SendAnswer(NamedTuple):
@@ -123,12 +127,6 @@ def pack_send(records: Buffer, sizes: Sizes) -> tuple[Buffer, ...]:
 def pack_send_one(record: bytes) -> tuple[Buffer, ...]:
     """``pack_send`` of a frame of one record."""
     return (_ONE.pack(1, len(record)), record)
-
-
-_RECORD_HEADER_BYTES = (
-    88  # a record's fixed part; queue id at 12, length of the body at 84 (store-format 2.1)
-)
-_QUEUE_AND_BODY = struct.Struct(">12xi68xi")
 
 
 def first_record(records: memoryview) -> tuple[str, int]:

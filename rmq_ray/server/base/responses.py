@@ -12,6 +12,11 @@ from rmq_ray.ports import Peer
 from rmq_ray.protocol.access.decision import Action
 from rmq_ray.remoting.wire.frame import Command
 
+Answer = Callable[[Command, Peer, Callable[[], Command | None]], None]
+"""``answer(command, peer, run)``: send what ``run`` returns, or the refusal it raises."""
+CheckTopic = Callable[[Peer, Action, str], None]
+"""``check_topic(peer, action, topic)`` raises ``NotAuthorized``: for what only a record tells."""
+
 
 class Refused(RmqError):
     """``args[0]`` = remark, ``args[1]`` = response code."""
@@ -20,10 +25,6 @@ class Refused(RmqError):
     def response_code(self) -> int:
         """The answer's code."""
         return int(str(self.args[1]))
-
-
-Answer = Callable[[Command, Peer, Callable[[], Command | None]], None]
-"""``answer(command, peer, run)``: send what ``run`` returns, or the refusal it raises."""
 
 
 class AnswerFrom(Protocol):
@@ -42,10 +43,6 @@ class AnswerFrom(Protocol):
         Raises ``BrokerBusy`` when too much waits already.
         """
         ...
-
-
-CheckTopic = Callable[[Peer, Action, str], None]
-"""``check_topic(peer, action, topic)`` raises ``NotAuthorized``: for what only a record tells."""
 
 
 def everybody_may(_peer: Peer, _action: Action, _topic: str) -> None:

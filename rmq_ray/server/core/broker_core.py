@@ -61,7 +61,7 @@ from rmq_ray.server.tables.broker_tables import (
     LoadedTables,
 )
 from rmq_ray.server.tables.waiting_counts import WaitingMessages
-from rmq_ray.server.transaction.transaction_handlers import TransactionAsker
+from rmq_ray.server.transaction.transaction_asker import TransactionAsker
 from rmq_ray.server.transaction.transaction_service import Transactions
 from rmq_ray.store.front.message_store import MessageStore
 from rmq_ray.store.queue.dispatcher import DispatchRules

@@ -55,7 +55,8 @@ from rmq_ray.server.send.send_path import Acknowledgements, FastFailure, SendPat
 from rmq_ray.server.send.slot_gate import SlotGate
 from rmq_ray.server.tables.broker_tables import BrokerTables
 from rmq_ray.server.tables.waiting_counts import WaitingMessages
-from rmq_ray.server.transaction.transaction_handlers import HalvesHandlers, TransactionHandlers
+from rmq_ray.server.transaction.halves_handlers import HalvesHandlers
+from rmq_ray.server.transaction.transaction_handlers import TransactionHandlers
 from rmq_ray.server.transaction.transaction_service import Transactions
 
 

@@ -1,10 +1,8 @@
-"""SEND_HALVES 20061, END_TRANSACTION 37, END_TRANSACTIONS 20062 and CHECK_TRANSACTION_STATE 39
-(protocol-behaviour 20; remoting 3, 4).
+"""END_TRANSACTION 37 and END_TRANSACTIONS 20062 (protocol-behaviour 20; remoting 3, 4).
 
-Decides: whether halves may be stored, whether an end names a half of that group, what a repeated or
-contradicting end is told, whom a check goes to. Does not decide what an end writes
-(``transaction_service``). When the answer 0 leaves: the final message and its op are as durable as
-the mode demands.
+Decides: whether an end names a half of that group, what a repeated or contradicting end is told.
+Does not decide what an end writes (``transaction_service``). When the answer 0 leaves: the final
+message and its op are as durable as the mode demands.
 
     answer   0   ended so, now or before
              1   no such half of this group
@@ -15,55 +13,36 @@ the mode demands.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache
-from typing import cast
 
 from rmq_ray.codec.record import (
-    Record,
     RecordParts,
     decode_record,
-    encode_record,
-    offset_message_id,
     record_parts,
 )
-from rmq_ray.codec.record_properties import PropertyFacts, split_facts
 from rmq_ray.config import BrokerConfig
-from rmq_ray.errors import MalformedFrame, MessageIllegal, TopicNotWritable
-from rmq_ray.model.message import UNIQUE_KEY, SysFlag
+from rmq_ray.model.message import SysFlag
 from rmq_ray.model.topics import HALF_TOPIC
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.access.decision import Action
-from rmq_ray.protocol.redelivery import group_of_retry_topic
 from rmq_ray.protocol.transaction import (
-    IMMUNITY_S_MAX,
     EndState,
     HalfFacts,
     half_facts,
-    half_prefix,
 )
-from rmq_ray.protocol.validators import check_group
-from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
-from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, Command
+from rmq_ray.remoting.wire.codes import ResponseCode
+from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.halves import (
     End,
-    HalvesHeader,
     pack_end_answers,
     unpack_ends,
-    unpack_halves_header,
 )
-from rmq_ray.remoting.wire.headers import CheckTransactionHeader, EndTransactionHeader
-from rmq_ray.remoting.wire.records import first_record
+from rmq_ray.remoting.wire.headers import EndTransactionHeader
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.responses import AnswerFrom, CheckTopic, Refused, everybody_may
-from rmq_ray.server.groups.membership import GroupMembership
-from rmq_ray.server.send.records_handlers import RecordsHandlers
-from rmq_ray.server.send.send_handlers import COPIES_ADD_BYTES, PROPERTIES_BYTES_MAX
 from rmq_ray.server.send.send_path import SendPath
-from rmq_ray.server.tables.topic_table import is_internal
-from rmq_ray.server.transaction.transaction_service import HalfEnding, Transactions, half_target
-from rmq_ray.store.frames.frame_check import PartsOf
+from rmq_ray.server.transaction.transaction_service import HalfEnding, Transactions
 from rmq_ray.store.front.message_store import MessageStore
 
 STATES = {
@@ -324,59 +303,6 @@ class TransactionHandlers:
         return 0, None
 
 
-class TransactionAsker:
-    """Finds a live connection of the half's producer group, any of them, and sends it 39.
-    Implements ``transaction_service.CheckSender``.
-    """
-
-    def __init__(
-        self,
-        members: GroupMembership,
-        host: tuple[str, int],
-        may_send: Callable[[Peer, str], bool] = lambda _peer, _topic: True,
-    ) -> None:
-        self._members = members
-        self._host = host
-        self._may_send = may_send
-        self._number = 0
-
-    def find(self, group: str, topic: str, but: Collection[Peer] = ()) -> Peer | None:
-        """Whom to ask about a half of the group; None while nobody who may have a checker, and may
-        send to its topic, is connected: whoever is asked gets the message.
-        """
-
-        def can_be_asked(connection: object) -> bool:
-            peer = cast(Peer, connection)
-            return not peer.closed and peer not in but and self._may_send(peer, topic)
-
-        return cast("Peer | None", self._members.producers.next_connection(group, can_be_asked))
-
-    def ask(self, peer: Peer, copy: Record, properties: dict[str, str]) -> None:
-        """``copy``: the record that stands for the half now, whose offsets the answer must
-        carry; ``properties``: its own.
-        """
-        topic, queue_id = half_target(copy, properties)
-        record = replace(copy, topic=topic, queue_id=queue_id)
-        unique = properties.get(UNIQUE_KEY)
-        header = CheckTransactionHeader(
-            copy.queue_offset,
-            copy.log_offset,
-            unique,
-            unique,
-            offset_message_id(*self._host, copy.log_offset),
-        )
-        self._number = (self._number + 1) & 0x7FFFFFFF
-        peer.send(
-            Command(
-                RequestCode.CHECK_TRANSACTION_STATE,
-                self._number,
-                FLAG_ONEWAY,
-                header.to_fields(),
-                encode_record(record),
-            )
-        )
-
-
 def _checked(raw: bytes | None, group: str, end: End) -> tuple[RecordParts, HalfFacts]:
     """The half record that is meant, and what its properties say. Raises ``Refused`` (1)."""
     if raw is None:
@@ -396,86 +322,3 @@ def _checked(raw: bytes | None, group: str, end: End) -> tuple[RecordParts, Half
             ResponseCode.SYSTEM_ERROR,
         )
     return half, facts
-
-
-class HalvesHandlers(RecordsHandlers):
-    """SEND_HALVES 20061: frames of half messages that our producers encoded, the fast path of
-    transactions. ``rejects``: transactional messages are refused.
-
-    Decides whether halves may be stored: all that a send to their real topic must fulfil, and that
-    each record says what the request says. A half is an ordinary record in queue 0 of the half
-    topic; repeats are known by their frame ids.
-    """
-
-    def __init__(self, path: SendPath, rejects: bool) -> None:
-        super().__init__(path)
-        self._rejects = rejects
-
-    def configure(self, config: BrokerConfig) -> None:
-        """Settings were changed."""
-        self._rejects = config.reject_transactions
-
-    def send(self, command: Command, peer: Peer) -> Command | None:
-        """Append one frame of halves."""
-        if self._rejects:
-            raise Refused(
-                "sending transaction message is forbidden: this broker takes none "
-                "(reject_transactions)",
-                ResponseCode.NO_PERMISSION,
-            )
-        header = unpack_halves_header(command.fields)
-        return self._append(
-            command,
-            peer,
-            lambda records, count: self._admitted_halves(command, peer, header, records, count),
-            _parts_of(header),
-        )
-
-    def _admitted_halves(
-        self, command: Command, peer: Peer, header: HalvesHeader, records: memoryview, count: int
-    ) -> bool:
-        """False when the request waits for its new topic. Raises the refusals."""
-        topic, path = header.topic, self._path
-        if first_record(records) != (HALF_TOPIC, 0):
-            raise MessageIllegal(f"record 0: halves are for queue 0 of {HALF_TOPIC}")
-        if is_internal(topic) or group_of_retry_topic(topic) is not None:
-            raise TopicNotWritable(
-                f"transactional messages for {topic} are not taken; send them to a topic of "
-                f"your own",
-                topic,
-            )
-        path.gate.writable(path.gate.admit(topic), header.queue_id)
-        path.topics.create_internal(HALF_TOPIC, 1)
-        for waits in (topic, HALF_TOPIC):
-            if waits in path.pending_topics:
-                path.later(command, peer, waits)
-                return False
-        if path.limiter.active:
-            path.limit(topic, peer, len(records), count)
-        return True
-
-
-@lru_cache(maxsize=1024)
-def _parts_of(header: HalvesHeader) -> PartsOf:
-    """Judges the property strings of halves with this header."""
-    check_group(header.group)
-    if header.immunity_s is not None and header.immunity_s > IMMUNITY_S_MAX:
-        raise MalformedFrame(f"an immunity of {header.immunity_s} s; {IMMUNITY_S_MAX} at most")
-    prefix = half_prefix(*header).encode()
-    length, text_max = len(prefix), PROPERTIES_BYTES_MAX - COPIES_ADD_BYTES
-
-    def parts_of(text: bytes) -> tuple[str | None, PropertyFacts]:
-        if text[:length] != prefix:
-            raise MessageIllegal(
-                f"the properties of a half for {header.topic} do not begin with where it is to go"
-            )
-        if len(text) > text_max:
-            raise MessageIllegal(
-                f"properties of {len(text)} bytes; {text_max} of a half message fit"
-            )
-        unique, facts = split_facts(text[length:])
-        if unique is None:
-            raise MessageIllegal("a half message needs a unique key")
-        return unique, facts
-
-    return parts_of

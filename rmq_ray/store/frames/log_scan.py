@@ -41,6 +41,17 @@ _RUN_MAX = 4_096  # records of one size that are looked at by one call
 _RUN_FIRST = 64
 _RUN_MIN = 8  # shorter runs are quicker one by one
 _RUN_TRIES = 16  # short runs in a buffer after which sizes count as mixed
+_ARRAYS = (
+    "starts",
+    "ends",
+    "topic_at",
+    "text_at",
+    "queue_ids",
+    "queue_offsets",
+    "store_ms",
+    "sys_flags",
+    "crcs",
+)
 
 
 class Stop(Enum):
@@ -109,19 +120,6 @@ class ScannedRecords:
                 (self.topic_at + 1).tolist(), (self.text_at - 2).tolist(), strict=True
             )
         ]
-
-
-_ARRAYS = (
-    "starts",
-    "ends",
-    "topic_at",
-    "text_at",
-    "queue_ids",
-    "queue_offsets",
-    "store_ms",
-    "sys_flags",
-    "crcs",
-)
 
 
 @dataclass(frozen=True, slots=True)

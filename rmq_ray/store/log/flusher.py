@@ -32,6 +32,7 @@ logger = logging.getLogger("rmq_ray.store")
 
 PAGE_BYTES = 4096
 STOP_WAIT_S = 10.0
+_IDLE_S = 1.0
 
 
 class _Stepper:
@@ -147,9 +148,6 @@ class LogCommitter:
             self._told = committed
             self._on_committed(committed)
         return True
-
-
-_IDLE_S = 1.0
 
 
 def is_due(written: int, flushed: int, least_pages: int, segment_bytes: int) -> bool:

@@ -28,6 +28,14 @@ from rmq_ray.files import Bytes, File, FileCache, FileSystem
 from rmq_ray.store.frames.log_scan import find_valid
 
 logger = logging.getLogger("rmq_ray.store")
+PREPARE_WAIT_S = 5.0  # RocketMQ's limit for waiting on the allocation
+RETRY_FULL_MS = 1_000  # how often a full disk is tried again
+OPEN_SEGMENTS_MAX = 128  # descriptors; the segments that are written stay open besides
+_IDLE_S = 1.0
+_WIPE_BYTES = 1 << 20
+_SEARCH_BYTES = 8 << 20
+_ZERO_READ = 4 << 20
+_TEMPORARY = "next-segment"
 
 
 class Segment:
@@ -70,16 +78,6 @@ class Segment:
         return (self._held or self.file).pread(
             min(count, self.end - log_offset), log_offset - self.start
         )
-
-
-PREPARE_WAIT_S = 5.0  # RocketMQ's limit for waiting on the allocation
-RETRY_FULL_MS = 1_000  # how often a full disk is tried again
-OPEN_SEGMENTS_MAX = 128  # descriptors; the segments that are written stay open besides
-_IDLE_S = 1.0
-_WIPE_BYTES = 1 << 20
-_SEARCH_BYTES = 8 << 20
-_ZERO_READ = 4 << 20
-_TEMPORARY = "next-segment"
 
 
 class SegmentChain:

@@ -42,6 +42,9 @@ UNIT_BYTES_MAX = 32_767
 END_BYTES = 4  # kept free at the end of a file
 END_MARK = b"\xff\xff"
 _SPAN_MAX = 1 << 20
+_ENTRIES_A_READ = 3_276
+Hit = Callable[[int, bytes], bool]
+"""(store time, bit map) -> whether the message may pass an SQL filter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,11 +268,6 @@ class ConsumeQueueExt:
 
     def _path(self, start: int) -> str:
         return f"{self.directory}/{start:020d}"
-
-
-_ENTRIES_A_READ = 3_276
-Hit = Callable[[int, bytes], bool]
-"""(store time, bit map) -> whether the message may pass an SQL filter."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,10 @@ _NEAR_BYTES = (
 )
 RECENT_BYTES_MAX = 4_096
 _LOG_OFFSET_AT = 28  # in a record, 8 bytes: docs/file-format.md#record
+Kept = tuple[list[int], list[Any], int | None]
+"""Sizes and buffers of sound records, up to the row of one that a copy is asked for."""
+Wanted = tuple[Any, Any, Any]
+"""Rows, log offsets, sizes: lists when there are few entries, arrays when there are many."""
 
 
 class Place(NamedTuple):
@@ -76,10 +80,6 @@ class Place(NamedTuple):
         """As it stands in each of its records: TOPICLEN, topic."""
         topic = self.topic.encode()
         return bytes([len(topic)]) + topic
-
-
-Kept = tuple[list[int], list[Any], int | None]
-"""Sizes and buffers of sound records, up to the row of one that a copy is asked for."""
 
 
 def last_log_offset(records: Any, sizes: Sequence[int] | Array) -> int:
@@ -558,10 +558,6 @@ def _outside(offset: int, low: int, high: int) -> GetResult | None:
     if offset > high:
         return GetResult(GetMessageStatus.OFFSET_OVERFLOW_BADLY, high, low, high)
     return None
-
-
-Wanted = tuple[Any, Any, Any]
-"""Rows, log offsets, sizes: lists when there are few entries, arrays when there are many."""
 
 
 def _choose_few(

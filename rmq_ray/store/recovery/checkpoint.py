@@ -53,6 +53,15 @@ from rmq_ray.store.recovery.store_parts import StoreParts, Surroundings
 CHECKPOINT_BYTES = 4096
 SAFETY_MS = 3_000  # RocketMQ trusts 3 s less than what was noted
 _TIMES = struct.Struct(">qqq")
+logger = logging.getLogger("rmq_ray.store")
+_FRAME = struct.Struct(">8sII")
+_MAGIC = b"RMQCKPT1"
+STOP_WAIT_S = 30.0
+_ANYWHERE = -2  # no position
+# syncing thousands of queues may take longer than the interval: then it gets a fifth of the disk's
+# time
+_REST = 4
+_REST_MAX_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +104,6 @@ def save_store_checkpoint(files: FileSystem, path: str, checkpoint: StoreCheckpo
         file.close()
     if new:
         files.sync_dir(path.rpartition("/")[0])
-
-
-logger = logging.getLogger("rmq_ray.store")
-
-_FRAME = struct.Struct(">8sII")
-_MAGIC = b"RMQCKPT1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,14 +170,6 @@ def load_recovery_point(files: FileSystem, path: str) -> RecoveryPoint | None:
             "checkpoint %s is damaged: recovery reads the log from RocketMQ's checkpoint on", path
         )
     return checkpoint
-
-
-STOP_WAIT_S = 30.0
-_ANYWHERE = -2  # no position
-# syncing thousands of queues may take longer than the interval: then it gets a fifth of the disk's
-# time
-_REST = 4
-_REST_MAX_MS = 60_000
 
 
 class Checkpointer:

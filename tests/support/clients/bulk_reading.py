@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from rmq_ray.client.scan.scan_plan import ScanPlan, open_reader
 from rmq_ray.clock import SYSTEM_CLOCK
-from rmq_ray.codec.arrow_reader import to_batch
+from rmq_ray.codec.arrow.arrow_reader import to_batch
 from rmq_ray.config import RemotingLimits
 from rmq_ray.model.arrow import COLUMNS, SCHEMA
 from rmq_ray.model.ids import Address

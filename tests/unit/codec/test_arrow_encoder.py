@@ -2,7 +2,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmq_ray.codec.arrow_encoder import encode_arrow
+from rmq_ray.codec.arrow.arrow_encoder import encode_arrow
 from rmq_ray.codec.frame_encoder import encode_frame
 from rmq_ray.codec.key_range import KeyRange
 from rmq_ray.model.ids import FrameId

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from rmq_ray.codec.arrow_reader import to_batch
+from rmq_ray.codec.arrow.arrow_reader import to_batch
 from rmq_ray.codec.frame_encoder import encode_frame
 from rmq_ray.codec.record import Record, decode_record, encode_record, offset_message_id
 from rmq_ray.errors import ClientError

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from rmq_ray.codec.arrow_rows import KAFKA_NEEDS, Rows, kafka_columns, to_rows
+from rmq_ray.codec.arrow.arrow_rows import KAFKA_NEEDS, Rows, kafka_columns, to_rows
 from rmq_ray.codec.frame_encoder import encode_frame
 from rmq_ray.model.arrow import COLUMNS
 

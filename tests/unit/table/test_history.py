@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rmq_ray.client.scan.topic_state import State
-from rmq_ray.codec.arrow_rows import Rows
+from rmq_ray.codec.arrow.arrow_rows import Rows
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.table import history
 from rmq_ray.table.archivist import Archivist

@@ -16,7 +16,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException
 
 from rmq_ray.clock import ManualClock
-from rmq_ray.codec.arrow_rows import Rows
+from rmq_ray.codec.arrow.arrow_rows import Rows
 from rmq_ray.errors import CommitRefused, RmqError, TableStorageError
 from rmq_ray.model.arrow import COLUMNS, SCHEMA
 from rmq_ray.table.archivist import Archivist

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rmq_ray.codec.arrow_reader import to_batch
+from rmq_ray.codec.arrow.arrow_reader import to_batch
 from rmq_ray.model.arrow import TIME
 
 KAFKA_NEEDS = ("keys", "body", "topic", "queue_id", "queue_offset", "store_ts")

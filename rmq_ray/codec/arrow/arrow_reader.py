@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq_ray.arrays import Array
-from rmq_ray.codec.arrow_properties import PropertyColumns, property_columns, spans
+from rmq_ray.codec.arrow.arrow_properties import PropertyColumns, property_columns, spans
 from rmq_ray.codec.compression import decompress
 from rmq_ray.codec.record_batch import UNIQUE_TAIL_BYTES
 from rmq_ray.codec.record_layout import RecordLayout
