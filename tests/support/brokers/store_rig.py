@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+
+import pytest
 
 from rmq_ray.arrays import Array
 from rmq_ray.client.outgoing.producer_identity import UniqueKeys
@@ -12,6 +14,7 @@ from rmq_ray.codec.frame_encoder import encode_frame
 from rmq_ray.codec.record import Record, decode_record
 from rmq_ray.config import FlushMode, StoreConfig
 from rmq_ray.model.ids import FrameId
+from rmq_ray.setting import known
 from rmq_ray.store.front.message_store import AppendResult, MessageStore
 from tests.support.faults.crash_fs import CrashFileSystem
 
@@ -19,6 +22,14 @@ ROOT = "/store"
 BORN = ("10.1.2.3", 40000)
 HOST = ("10.0.0.1", 10911)
 KEYS = UniqueKeys("10.1.2.3", 4711, 0x1234ABCD)
+
+
+def allow_short_memory(monkeypatch: pytest.MonkeyPatch, frames: int) -> None:
+    """A store may remember fewer frames than a broker may, so that frames fall out of the window in
+    lives as short as a test's.
+    """
+    of = next(one for one in fields(StoreConfig) if one.name == "deduplication_frames")
+    monkeypatch.setattr(of, "metadata", {"known": replace(known(of), low=frames)})
 
 
 def small_config(**changes: object) -> StoreConfig:

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from rmq_ray import config
 from rmq_ray.codec.record import tag_of
 from rmq_ray.codec.store_files import ENTRY
 from rmq_ray.config import FlushMode
 from rmq_ray.model.hashing import java_hash
 from rmq_ray.store.queue.consume_queue_ext import ExtendedQueue, is_address
 from tests.support.brokers import store_rig
-from tests.support.brokers.store_rig import StoreRig, make_frame
+from tests.support.brokers.store_rig import StoreRig, allow_short_memory, make_frame
 from tests.unit.store.recovery.test_crash_simulation import LIVES, QUEUES, STEPS, Simulation
 
 
@@ -58,7 +57,7 @@ def test_after_any_stop_units_are_those_of_their_records(
         return make_frame(bodies, sequence=sequence, **(options | {"head": f"TAGS\x01t{sequence}"}))
 
     monkeypatch.setattr(store_rig, "make_frame", tagged)
-    monkeypatch.setattr(config, "DEDUPLICATION_FRAMES", 64)  # as in those lives
+    allow_short_memory(monkeypatch, 64)
     simulation = ExtSimulation(seed, mode)
     for life in range(LIVES):
         for _ in range(STEPS):

@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from rmq_ray import config
 from rmq_ray.config import FlushMode
 from rmq_ray.errors import StoreFailed, StoreFull
 from rmq_ray.store.front.message_store import StoreState
-from tests.support.brokers.store_rig import StoreRig, small_config
+from tests.support.brokers.store_rig import StoreRig, allow_short_memory, small_config
 from tests.support.faults.crash_fs import Change, keep_none
 
 LIVES = 6
@@ -179,9 +178,7 @@ class Simulation:
 def test_every_life_finds_what_was_promised(
     seed: int, mode: FlushMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        config, "DEDUPLICATION_FRAMES", 64
-    )  # fewer than a broker may remember: frames fall out of the window in lives as short as these
+    allow_short_memory(monkeypatch, 64)
     simulation = Simulation(seed, mode)
     for life in range(LIVES):
         for _ in range(STEPS):
