@@ -1,4 +1,4 @@
-"""The producer's side of a frame for many messages: what ``record_batch`` makes, with columns
+"""The producer's side of a frame for many messages: what ``frame_encoder`` makes, with columns
 instead of a loop.
 
     row i of one matrix  end of record i-1 (topic, property text, UNIQ_KEY)  |  head of record i
@@ -6,7 +6,7 @@ instead of a loop.
                                                                              copied once
 
 Where property texts differ, a record's end is two rows with the text between them. Decides nothing
-that ``record_batch`` does not; both give the same bytes. Called by ``client.sending.batching``.
+that ``frame_encoder`` does not; both give the same bytes. Called by ``client.sending.batching``.
 Pure.
 """
 

@@ -8,7 +8,7 @@ that the strings are a matrix.
 The quickest way to read strings that differ, and the commonest: rows of one table, whose keys are
 of one length. Decides which strings are so plain that no rule needs to look at them one by one, as
 ``alike_properties`` does for strings of several lengths: well formed, ASCII, no reserved name but
-KEYS (one key) and TAGS. Called by ``uniform_frame`` and ``record_properties``, which judge what is
+KEYS (one key) and TAGS. Called by ``uniform_frames`` and ``record_properties``, which judge what is
 left. Pure.
 """
 

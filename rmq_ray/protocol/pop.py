@@ -16,7 +16,7 @@ dead-letter topic, and the original is done as well.
                                               └──copy failed──> open
 
 Decides: whether a receipt (lease id, bit) still counts, what is due, what the commit offset is.
-Does not decide where copies go (``protocol.delay``) or what is on disk: every change is also
+Does not decide where copies go (``protocol.redelivery``) or what is on disk: every change is also
 an ``Event`` that, replayed in order, gives the same state. Called by the broker's ``PopLedger``.
 
 Invariants: offsets are granted once and rising, so leases are in order; the commit offset never

@@ -19,7 +19,7 @@ from tools.shape import journeys_of
 LISTED = journeys_of(ROOT / "docs" / "data-flow.md")
 SEND, PULL, READ, START, UNDERFOOT = LISTED
 EVER, ANYWAY = "ever", "anyway"
-LIMITS = {SEND: 26, PULL: 22, READ: 14, START: 20}
+LINES_MAX = {SEND: 9_900, PULL: 7_200, READ: 2_300, START: 6_900}
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,8 @@ def _imports(path: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("journey", LIMITS)
+@pytest.mark.parametrize("journey", LINES_MAX)
 def test_a_journey_stays_short(journey: str) -> None:
-    assert len(LISTED[journey]) <= LIMITS[journey]
-    assert all((PACKAGE / file).is_file() for file in LISTED[journey])
+    """By the lines of its files: two ideas are no shorter for being in one file."""
+    lines = [(PACKAGE / file).read_text("utf-8").count("\n") for file in LISTED[journey]]
+    assert sum(lines) <= LINES_MAX[journey]

@@ -1,4 +1,4 @@
-"""The producer's side of a frame whose messages are Arrow columns: what ``record_batch`` makes,
+"""The producer's side of a frame whose messages are Arrow columns: what ``frame_encoder`` makes,
 without an object per message.
 
     heads   88 bytes each   one numpy matrix         \\
@@ -6,7 +6,7 @@ without an object per message.
                                                           one pass over the bytes
     ends    topic, mark (first row), text, UNIQ_KEY   /
 
-Decides nothing that ``record_batch`` does not; the bytes are the same. Called by
+Decides nothing that ``frame_encoder`` does not; the bytes are the same. Called by
 ``client.sending.arrow_sending``. Pure. Only the CRC of a body needs a call of its own, on a view of
 the column.
 """

@@ -1,4 +1,4 @@
 """Leases, in-sync sets and promotions of masters and slaves.
 
-Open first: ``promotion.py``, ``replication.py``.
+Open first: ``succession.py``, ``replication.py``.
 """

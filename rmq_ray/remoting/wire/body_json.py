@@ -1,7 +1,7 @@
 """What every JSON body shares: parsing an object, writing one, and one error for everything that
 has another shape.
 
-Called by ``bodies`` and ``bodies_admin``. Invariant: a function marked ``shaped`` raises
+Called by the modules of bodies. Invariant: a function marked ``shaped`` raises
 ``BodyInvalid`` and nothing else for any bytes.
 """
 

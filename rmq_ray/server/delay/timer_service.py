@@ -7,7 +7,7 @@ The timer queue's entries are the index: code = due time. What was delivered is 
 everything up to (due, offset) is.
 
 Decides: when entries are read and scanned, what is delivered in one turn, which progress may be
-saved. Does not decide due times or forms (``protocol.timer``), order (``protocol.timer``).
+saved. Does not decide due times or forms (``protocol.timer``), order (``protocol.due_window``).
 Runs in the broker's loop; scans run beside it.
 
 Invariants: never early. A message counts as delivered exactly when its (due, offset) is not behind

@@ -140,7 +140,7 @@ class PopMover:
 
     Decides: how many in one turn, and when the original counts as done: when its copy is on the
     disk, so that no loss of power takes both. Does not decide what is due (``protocol.pop``) or
-    whether it is a dead letter (``protocol.delay``).
+    whether it is a dead letter (``protocol.redelivery``).
 
     Invariants: a message that cannot be copied stays where it is and is tried again; a crash may
     leave two copies, never none.

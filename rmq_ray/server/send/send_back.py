@@ -1,6 +1,6 @@
 """CONSUMER_SEND_MSG_BACK: a consumer could not process a message (protocol-behaviour 17).
 
-Decides: where the copy goes (with ``protocol.delay``) and what the consumer is told. Does not
+Decides: where the copy goes (with ``protocol.redelivery``) and what the consumer is told. Does not
 decide when it comes back: a copy for the retry topic lies in the schedule topic until its delay is
 over. The answer 0 leaves when the copy is as durable as the mode demands; anything else makes the
 consumer keep the message.

@@ -82,7 +82,7 @@ class ScannedRecords:
     sys_flags: Array
     crcs: Array
     marked: Array | None = None
-    """Rows that may have a frame's mark; filled by who looks first (``frame_tracker``)."""
+    """Rows that may have a frame's mark; filled by who looks first (``frame_marks``)."""
     names: list[bytes] | None = None
 
     def __len__(self) -> int:

@@ -7,7 +7,7 @@ their halves, single sends that arrived together.
 
 Decides: bytes and facts of such records, and which piece each belongs to. Records carry no mark:
 each stands for itself, a part of them may survive. Does not decide what is written so (the broker's
-transactions) or when it becomes visible (``dispatcher``). Called by: message store. Pure.
+transactions) or when it becomes visible (``visibility``). Called by: message store. Pure.
 
 Invariant: ``length`` and ``starts`` are those of the whole; rows of a piece begin relative to the
 whole as well, so its records need not be neighbours.

@@ -3,7 +3,7 @@
 Decides: where the next frame goes (a frame never crosses a segment: a blank record of at least 8
 bytes fills the rest, see docs/file-format.md#record), and that the log stops for good at the first
 failed write or sync. Does not decide: what a frame holds, when to sync (``flusher``), what is
-visible (``dispatcher``). One thread appends; any thread reads and syncs.
+visible (``visibility``). One thread appends; any thread reads and syncs.
 
 Under SYNC_FLUSH zeros are written behind the end (``zero_ahead``); who writes them is told of every
 frame first. With a pool (``transient_pool``) a write is a copy, and ``commit`` takes it to the

@@ -7,7 +7,7 @@
 
 Decides: which buffer a frame is copied to, and that a commit writes whole buffers in log order.
 Does not decide when to commit (``flusher``), what a failed write means (``commit_log``), what is
-visible or acknowledged (``dispatcher``: nothing that is not committed). ``gather`` belongs to
+visible or acknowledged (``visibility``: nothing that is not committed). ``gather`` belongs to
 the appending thread; ``commit`` may be called by any.
 
 Invariants: ``committed`` only grows, and everything below it was written to its file; what lies in
