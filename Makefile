@@ -25,11 +25,11 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(DEMO): pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[data,spark,demo,console]'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -e '.[data,spark,demo,console]'
 	@touch $@
 
 $(DEV): pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[data,spark,train,serve,table,demo,console,dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -e '.[data,spark,train,serve,table,demo,console,dev]'
 	@touch $@ $(DEMO)
 
 demo: $(DEMO) ## a year of flights through brokers, consumers and Spark, from nothing, in a few minutes
@@ -82,7 +82,7 @@ bench-check: $(DEV) ## CPU a message of the hot paths against a base commit (BAS
 	$(BIN)/python -m benchmarks.check --base $(BASE)
 
 bench-peers: $(DEV) ## the same beside Apache RocketMQ 4.9.7 and Apache Kafka 3.9.1, in the same run
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -e '.[bench]'
 	$(BIN)/python -m benchmarks --peers $(BENCH_ARGS)
 
 bench-report: ## bench-peers, and the table of docs/benchmarks.md from that run alone

@@ -3,7 +3,7 @@
     python -m tools.suite [arguments of pytest]
 
     track   lane      what                              how
-    (first) light     unit, conformance, sim, golden    three at a time, without Ray or JVM; a
+    (first) light     conformance, sim, golden, unit    three at a time, without Ray or JVM; a
                                                         failure ends the run
     ray     ray       Ray                               two at a time
     others  interop   beside Apache RocketMQ            two at a time
@@ -65,7 +65,7 @@ TRACKS = (
         Lane("whole", ("e2e", "torture")),
     ),
 )
-LIGHT = Lane("light", ("unit", "conformance", "sim", "golden"), 3)
+LIGHT = Lane("light", ("conformance", "sim", "golden", "unit"), 3)
 LANES = (LIGHT, *(lane for track in TRACKS for lane in track))
 ALONE = Lane("alone", ("conformance", "ray", "e2e"))
 AGAIN = Lane("again", ())
@@ -153,7 +153,9 @@ def run(lane: Lane, arguments: Sequence[str]) -> Run:
     command = [sys.executable, "-m", "pytest", "-p", "tests.support.outcomes"]
     command += [*leftovers.basetemp(lane.name), *arguments]
     if lane.workers > 1:
-        command += ["-n", str(lane.workers), "--dist", "loadfile"]
+        # file by file in the order of the folders: what waits begins first, so that no worker is
+        # left alone with it
+        command += ["-n", str(lane.workers), "--dist", "loadfile", "--no-loadscope-reorder"]
     begun = time.monotonic()
     with printed.open("wb") as output:
         code = subprocess.run(
