@@ -23,6 +23,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from rmq_ray.actors import gateway, names
@@ -55,6 +56,10 @@ class ReplicaMaintenance:
         self._elections = elections
         self._known = known
         self._working = asyncio.Lock()
+        self._leaving: dict[str, asyncio.Task[dict[str, Any]]] = {}
+        """Stops of copies whose node goes: they come to their end, also behind the call that began
+        them, and whatever else is asked for waits for it.
+        """
 
     async def stop(self, broker_name: str, replica: int, force: bool) -> dict[str, Any]:
         """Returns ``was`` ("running", "stopped") and ``master``: the replica that is master now,
@@ -65,6 +70,7 @@ class ReplicaMaintenance:
         ``force``; ``ClusterError`` for an unknown copy, and where Ray does not let the actor go.
         """
         async with self._working:
+            await self._have_left()
             name = names.broker(self._cluster, broker_name, replica)
             self._supervisor.left.pop(name, None)
             found = await self._stop(name, force)
@@ -76,6 +82,7 @@ class ReplicaMaintenance:
         runs. Raises what keeps it from serving.
         """
         async with self._working:
+            await self._have_left()
             name = names.broker(self._cluster, broker_name, replica)
             was = "running" if self._supervisor.stopped(name) is None else "stopped"
             if was == "running" and await self._failed(name):
@@ -90,6 +97,7 @@ class ReplicaMaintenance:
         Raises as ``stop`` and ``start`` do; a copy that does not come back is stopped then.
         """
         async with self._working:
+            await self._have_left()
             name = names.broker(self._cluster, broker_name, replica)
             if self._supervisor.stopped(name) is not None:
                 return {"was": "stopped", "address": None}
@@ -109,6 +117,7 @@ class ReplicaMaintenance:
     async def remove(self, broker_name: str) -> None:
         """Stop a broker without slaves, for a controller that takes over and makes it anew."""
         async with self._working:
+            await self._have_left()
             name = names.broker(self._cluster, broker_name, 0)
             broker = self._supervisor.stopped(name) or self._member(name)
             self._supervisor.restarting.add(name)
@@ -142,7 +151,11 @@ class ReplicaMaintenance:
         nodes = await gateway.nodes_beside()
         async with self._working:
             for name, left in list(self._supervisor.left.items()):
-                if left not in {node.id for node in nodes} and self._has_place(name, nodes):
+                if (
+                    name not in self._leaving
+                    and left not in {node.id for node in nodes}
+                    and self._has_place(name, nodes)
+                ):
                     log.warning("%s starts again on another node", name)
                     await self._create(name)
 
@@ -153,6 +166,7 @@ class ReplicaMaintenance:
         """
         nodes = await gateway.nodes_beside() if self._supervisor.left else []
         async with self._working:
+            await self._have_left()
             stopped = [
                 member.name
                 for member in self._supervisor.all_stopped()
@@ -197,25 +211,42 @@ class ReplicaMaintenance:
     async def _leave_node(
         self, copies: list[ActorSpec], node: str, until_ms: float
     ) -> list[dict[str, Any]]:
-        """Of one broker. A stop that did not come to its end is completed by the next call."""
+        """Of one broker. A stop that did not come to its end goes on, and the next call waits for
+        it.
+        """
         master = self._master(copies[0])
         found = []
         for copy in sorted(copies, key=lambda copy: copy.arguments[0].broker_id != master):
             row: dict[str, Any] = {"copy": copy.key, "was": None, "master": None, "error": None}
-            left_s = max(0.0, until_ms - SYSTEM_CLOCK.monotonic_ms()) / 1000
-            self._supervisor.left[copy.name] = node
+            stop = self._begin_to_leave(copy.name, node)
+            await asyncio.wait((stop,), timeout=_seconds_to(until_ms))
             try:
-                async with asyncio.timeout(left_s):
-                    row |= await self._stop(copy.name, True)
-            except TimeoutError:
-                row["error"] = "did not stop in time"
+                row |= stop.result() if stop.done() else {"error": "did not stop in time"}
             except RmqError as error:
                 row["error"] = str(error)
-            if self._supervisor.stopped(copy.name) is None:
-                self._supervisor.left.pop(copy.name, None)
             log.warning("%s leaves its node: %s", copy.name, row["error"] or "stopped")
             found.append(row)
         return found
+
+    def _begin_to_leave(self, name: str, node: str) -> asyncio.Task[dict[str, Any]]:
+        """The stop of this copy that runs, or another one."""
+        stop = self._leaving.get(name)
+        if stop is None:
+            self._supervisor.left[name] = node
+            stop = self._leaving[name] = asyncio.create_task(self._stop(name, True), name=name)
+            stop.add_done_callback(partial(self._has_left, name))
+        return stop
+
+    def _has_left(self, name: str, stop: asyncio.Task[dict[str, Any]]) -> None:
+        del self._leaving[name]
+        if self._supervisor.stopped(name) is None:
+            self._supervisor.left.pop(name, None)
+        if not stop.cancelled() and (error := stop.exception()) is not None:
+            log.warning("%s did not leave its node: %s", name, error)
+
+    async def _have_left(self) -> None:
+        if self._leaving:
+            await asyncio.wait(self._leaving.values())
 
     async def _on(self, node: str) -> list[ActorSpec]:
         """Copies that run on this node, and those that have left it."""
@@ -400,3 +431,7 @@ class ReplicaMaintenance:
             if broker.shell is ReplicaShell
             else None
         )
+
+
+def _seconds_to(until_ms: float) -> float:
+    return max(0.0, until_ms - SYSTEM_CLOCK.monotonic_ms()) / 1000

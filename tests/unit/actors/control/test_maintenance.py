@@ -20,7 +20,13 @@ from rmq_ray.actors.control.plan import ClusterPlan, StartOptions, make_plan
 from rmq_ray.actors.control.supervisor import ActorSpec, Supervisor, others_of
 from rmq_ray.actors.gateway import Ping
 from rmq_ray.clock import SYSTEM_CLOCK
-from rmq_ray.errors import ClusterError, PromotionRefused, RmqError, StoreMissing
+from rmq_ray.errors import (
+    ClusterError,
+    PromotionRefused,
+    RmqError,
+    StoreMissing,
+    StoreNotReady,
+)
 from tests.support.waiting import loop_turns
 
 BROKER = "broker-a"
@@ -31,7 +37,7 @@ class Actors:
     """What runs in Ray. ``refused``: cannot be created now; ``kept``: does not go when it is
     killed; ``slow``: set while a creation waits for it; ``unmounted``: its disk is away now;
     ``failed``: it was when the actor began; ``nodes``: where each runs; ``living``: Ray's nodes;
-    ``hangs``: does not come to the end of its stop.
+    ``hangs``: set when its stop comes to an end; ``closed``: was stopped and not removed.
     """
 
     alive: set[str] = field(default_factory=set)
@@ -43,7 +49,8 @@ class Actors:
     failed: set[str] = field(default_factory=set)
     nodes: dict[str, str] = field(default_factory=dict)
     living: list[gateway.Node] = field(default_factory=list)
-    hangs: set[str] = field(default_factory=set)
+    hangs: dict[str, asyncio.Event] = field(default_factory=dict)
+    closed: set[str] = field(default_factory=set)
 
     async def nodes_beside(self) -> list[gateway.Node]:
         return self.living
@@ -72,7 +79,9 @@ class Actors:
         if method == "node":
             return self.nodes.get(handle)
         if method == "stop" and handle in self.hangs:
-            await asyncio.Event().wait()
+            await self.hangs[handle].wait()
+        if method == "serving" and handle in self.closed:
+            raise StoreNotReady(f"{handle} was stopped")
         if method == "serving" and handle in self.failed:
             raise StoreMissing(f"no store of {handle}: mount its disk", handle)
         return {"serving": f"address of {handle}", "status": {"identity": "i"}}.get(method)
@@ -83,6 +92,7 @@ class Actors:
     def kill(self, name: str, *, for_good: bool = True) -> bool:
         if name not in self.kept:
             self.alive.discard(name)
+            self.closed.discard(name)
         return True
 
 
@@ -432,24 +442,56 @@ def test_a_copy_that_left_is_started_by_hand_and_one_stopped_by_hand_stays_so(
     run(work())
 
 
-def test_a_copy_whose_stop_hangs_keeps_no_other_and_the_next_call_ends_it(actors: Actors) -> None:
+async def pair(actors: Actors) -> tuple[Supervisor, ReplicaMaintenance, str, str]:
+    """Two brokers without slaves on a node that goes, and the first one hangs in its stop."""
+    plan = make_plan(
+        "c",
+        StartOptions(2, 1, "/x", "async", "closed"),
+        host="127.0.0.1",
+        ports=(0, 0),
+        secret=b"s" * 32,
+    )
+    supervisor, service = await built(Election(None), plan)
+    first, second = (names.broker("c", name, 0) for name in ("broker-a", "broker-b"))
+    actors.nodes, actors.hangs = {first: "old", second: "old"}, {first: asyncio.Event()}
+    return supervisor, service, first, second
+
+
+def test_a_copy_whose_stop_takes_long_keeps_no_other_and_the_next_call_waits_for_the_same_stop(
+    actors: Actors,
+) -> None:
     async def work() -> None:
-        plan = make_plan(
-            "c",
-            StartOptions(2, 1, "/x", "async", "closed"),
-            host="127.0.0.1",
-            ports=(0, 0),
-            secret=b"s" * 32,
-        )
-        _, service = await built(Election(None), plan)
-        first, second = (names.broker("c", name, 0) for name in ("broker-a", "broker-b"))
-        actors.nodes, actors.hangs = {first: "old", second: "old"}, {first}
+        _, service, first, second = await pair(actors)
         hung, done = await service.leave_node("old", soon(50))
         assert hung["error"] == "did not stop in time" and done["error"] is None
         assert first in actors.alive and second not in actors.alive
-        actors.hangs.clear()
-        found = await service.leave_node("old", soon())
-        assert [one["error"] for one in found] == [None, None] and first not in actors.alive
+        again = asyncio.create_task(service.leave_node("old", soon()))
+        await loop_turns(10)
+        assert not again.done() and first in actors.alive, "a stop is not cut off"
+        actors.hangs[first].set()
+        found = {one["copy"]: one["error"] for one in await again}
+        assert found == {"broker-a": None, "broker-b": None} and first not in actors.alive
+        assert actors.told.count((first, "stop")) == 1
+
+    run(work())
+
+
+def test_a_stop_that_nobody_waits_for_any_more_removes_its_actor_and_a_start_waits_for_it(
+    actors: Actors,
+) -> None:
+    async def work() -> None:
+        supervisor, service, first, _ = await pair(actors)
+        await service.leave_node("old", soon(50))
+        starting = asyncio.create_task(service.start("broker-a", 0))
+        await loop_turns(10)
+        assert not starting.done(), "it would attach to the actor that closes"
+        actors.hangs[first].set()
+        assert (await starting)["was"] == "stopped" and first in actors.alive
+        actors.hangs[first].clear()
+        await service.leave_node("old", soon(50))
+        actors.hangs[first].set()
+        await loop_turns(20)
+        assert first not in actors.alive and supervisor.histories()[first]["left"]
 
     run(work())
 
@@ -475,5 +517,23 @@ def test_a_controller_that_starts_again_leaves_a_copy_that_was_stopped_meanwhile
             await loop_turns()
         assert copy(0) not in actors.alive and (await shell.members())[copy(0)]["stopped"]
         assert await shell.start_copies() == [copy(0)] and copy(0) in actors.alive
+
+    run(work())
+
+
+def test_a_controller_that_starts_again_makes_a_closed_broker_anew_that_was_left_behind(
+    actors: Actors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = trio("async", replicas=0)
+    monkeypatch.setattr(controller, "is_restart", lambda: True)
+    monkeypatch.setattr(controller, "be_urgent", lambda: None)
+
+    async def work() -> None:
+        actors.alive |= {member.name for member in others_of(plan, {}, may_create_stores=False)}
+        actors.closed.add(copy(0))
+        shell = ControllerShell(plan)
+        while (await shell.state())[0] != "serving":
+            await loop_turns()
+        assert copy(0) in actors.alive - actors.closed
 
     run(work())
