@@ -69,9 +69,7 @@ class ControllerShell:
         self._supervisor = Supervisor()
         self._elections = Elections(plan, self._ask_replica)
         self._identities: dict[str, str] = dict(plan.identities)
-        self._maintenance = ReplicaMaintenance(
-            plan.cluster, self._supervisor, self._elections, self._known
-        )
+        self._maintenance = ReplicaMaintenance(plan, self._supervisor, self._elections, self._known)
         self._audit = AuditLog(
             f"{plan.home}/{AUDIT_FILE}" if plan.has_accounts and plan.home else None, SYSTEM_CLOCK
         )

@@ -197,6 +197,10 @@ class Election:
             return None
         return tuple(number for number in standing.assignment.sync_state_set if number != replica)
 
+    def node_of(self, replica: int) -> str | None:
+        """Where it answered from last (Ray's id); None = it has not answered yet."""
+        return self._nodes.get(replica)
+
     async def forget_store(self, replica: int) -> None:
         """It may come back with another one."""
         async with self._deciding:
@@ -443,6 +447,11 @@ class Elections:
                 broker_name,
             )
         return found
+
+    def node_of(self, broker_name: str, replica: int) -> str | None:
+        """See ``Election.node_of``; None, too, where that broker has no slaves."""
+        election = self._elections.get(broker_name)
+        return None if election is None else election.node_of(replica)
 
     def status(self) -> dict[str, dict[str, object]]:
         """Broker name -> ``Election.status``."""

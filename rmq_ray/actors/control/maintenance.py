@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -29,6 +29,7 @@ from typing import Any
 from rmq_ray.actors import gateway, names
 from rmq_ray.actors.broker import ReplicaShell
 from rmq_ray.actors.control.elections import Election, Elections
+from rmq_ray.actors.control.plan import ClusterPlan
 from rmq_ray.actors.control.supervisor import ActorSpec, Supervisor
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import BrokerConfig, ReplicationMode
@@ -46,12 +47,13 @@ class ReplicaMaintenance:
 
     def __init__(
         self,
-        cluster: str,
+        plan: ClusterPlan,
         supervisor: Supervisor,
         elections: Elections,
         known: Callable[[], Mapping[str, str]],
     ) -> None:
-        self._cluster = cluster
+        self._cluster = plan.cluster
+        self._brokers = [plan.copies(broker.broker_name) for broker in plan.brokers]
         self._supervisor = supervisor
         self._elections = elections
         self._known = known
@@ -131,14 +133,12 @@ class ReplicaMaintenance:
         goes anyway. Until then (monotonic clock) at most.
 
         A row for each: ``copy``, ``was`` and ``master`` as of ``stop``, ``error`` of one that
-        did not stop in good order (None). Who was stopped by an earlier call is among them.
+        did not stop in good order (None), or of which nobody knew in half of the time where it
+        runs. Who was stopped by an earlier call is among them.
         """
         async with self._working:
-            brokers: dict[str, list[ActorSpec]] = {}
-            for member in await self._on(node):
-                brokers.setdefault(member.arguments[0].broker_name, []).append(member)
             found = await asyncio.gather(
-                *(self._leave_node(copies, node, until_ms) for copies in brokers.values())
+                *(self._leave_node(copies, node, until_ms) for copies in self._brokers)
             )
         return [row for rows in found for row in rows]
 
@@ -209,15 +209,18 @@ class ReplicaMaintenance:
         }
 
     async def _leave_node(
-        self, copies: list[ActorSpec], node: str, until_ms: float
+        self, configs: Sequence[BrokerConfig], node: str, until_ms: float
     ) -> list[dict[str, Any]]:
         """Of one broker. A stop that did not come to its end goes on, and the next call waits for
         it.
         """
-        master = self._master(copies[0])
-        found = []
+        find_s = _seconds_to(until_ms) / 2
+        known = await asyncio.gather(*(self._find(config, node, find_s) for config in configs))
+        found = [_row(*unknown) for unknown in known if isinstance(unknown, tuple)]
+        copies = [copy for copy in known if isinstance(copy, ActorSpec)]
+        master = self._master(copies[0]) if copies else None
         for copy in sorted(copies, key=lambda copy: copy.arguments[0].broker_id != master):
-            row: dict[str, Any] = {"copy": copy.key, "was": None, "master": None, "error": None}
+            row = _row(str(copy.key), None)
             stop = self._begin_to_leave(copy.name, node)
             await asyncio.wait((stop,), timeout=_seconds_to(until_ms))
             try:
@@ -248,28 +251,33 @@ class ReplicaMaintenance:
         if self._leaving:
             await asyncio.wait(self._leaving.values())
 
-    async def _on(self, node: str) -> list[ActorSpec]:
-        """Copies that run on this node, and those that have left it."""
-
-        async def is_there(member: ActorSpec) -> bool:
+    async def _find(
+        self, config: BrokerConfig, node: str, within_s: float
+    ) -> ActorSpec | tuple[str, str] | None:
+        """The copy if it runs on this node, or has left it; None where it runs on another one or is
+        stopped. One that does not say is where the elections have seen it last; of one that they
+        have not seen, either, the key and why. A controller that starts again knows its copies
+        within a moment.
+        """
+        until_ms = SYSTEM_CLOCK.monotonic_ms() + within_s * 1000
+        name = names.broker(self._cluster, config.broker_name, config.broker_id)
+        while True:  # ends: it is known, or at the deadline
+            if (stopped := self._supervisor.stopped(name)) is not None:
+                return stopped if self._supervisor.left.get(name) == node else None
             try:
-                handle = self._supervisor.handle(member.name)
-                return bool(await gateway.call_async(handle, "node", timeout_s=NODE_S) == node)
+                its = await gateway.call_async(
+                    self._supervisor.handle(name),
+                    "node",
+                    timeout_s=min(NODE_S, _seconds_to(until_ms)),
+                )
             except ClusterError as error:
-                log.warning("where %s runs is not known: %s", member.name, error)
-                return False
-
-        running = [member for member in self._supervisor.supervised() if member.key is not None]
-        there = await asyncio.gather(*(is_there(member) for member in running))
-        left = self._supervisor.left
-        return [
-            *(member for member, found in zip(running, there, strict=True) if found),
-            *(
-                member
-                for member in self._supervisor.all_stopped()
-                if member.key is not None and left.get(member.name) == node
-            ),
-        ]
+                its = self._elections.node_of(config.broker_name, config.broker_id)
+                if its is None and SYSTEM_CLOCK.monotonic_ms() >= until_ms:
+                    key = names.replica_key(config.broker_name, config.broker_id)
+                    return key, f"where it runs is not known: {error}"
+            if its is not None:
+                return self._member(name) if its == node else None
+            await asyncio.sleep(POLL_S)
 
     def _has_place(self, name: str, nodes: Collection[gateway.Node]) -> bool:
         """Whether a node offers the disk of this copy, which is stopped."""
@@ -431,6 +439,10 @@ class ReplicaMaintenance:
             if broker.shell is ReplicaShell
             else None
         )
+
+
+def _row(key: str, error: str | None) -> dict[str, Any]:
+    return {"copy": key, "was": None, "master": None, "error": error}
 
 
 def _seconds_to(until_ms: float) -> float:

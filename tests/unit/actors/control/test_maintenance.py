@@ -37,7 +37,8 @@ class Actors:
     """What runs in Ray. ``refused``: cannot be created now; ``kept``: does not go when it is
     killed; ``slow``: set while a creation waits for it; ``unmounted``: its disk is away now;
     ``failed``: it was when the actor began; ``nodes``: where each runs; ``living``: Ray's nodes;
-    ``hangs``: set when its stop comes to an end; ``closed``: was stopped and not removed.
+    ``hangs``: set when its stop comes to an end; ``closed``: was stopped and not removed;
+    ``silent``: does not say where it runs.
     """
 
     alive: set[str] = field(default_factory=set)
@@ -51,6 +52,7 @@ class Actors:
     living: list[gateway.Node] = field(default_factory=list)
     hangs: dict[str, asyncio.Event] = field(default_factory=dict)
     closed: set[str] = field(default_factory=set)
+    silent: set[str] = field(default_factory=set)
 
     async def nodes_beside(self) -> list[gateway.Node]:
         return self.living
@@ -77,7 +79,9 @@ class Actors:
             raise ClusterError(f"actor {handle} died", handle)
         self.told.append((handle, method))
         if method == "node":
-            return self.nodes.get(handle)
+            if handle in self.silent:
+                raise ClusterError(f"{handle} did not answer node", handle)
+            return self.nodes.get(handle, "elsewhere")
         if method == "stop" and handle in self.hangs:
             await self.hangs[handle].wait()
         if method == "serving" and handle in self.closed:
@@ -115,6 +119,7 @@ class Election:
     serving_master: int | None
     sync_state_set: tuple[int, ...] = (0, 1, 2)
     promotions: int = 0
+    seen: dict[int, str] = field(default_factory=dict)
 
     def in_sync_without(self, replica: int) -> tuple[int, ...] | None:
         if self.serving_master is None or replica not in self.sync_state_set:
@@ -136,6 +141,9 @@ class Decided:
 
     def of(self, _broker_name: str) -> Election:
         return self._election
+
+    def node_of(self, _broker_name: str, replica: int) -> str | None:
+        return self._election.seen.get(replica)
 
 
 def trio(replication: str = "sync", replicas: int = 2) -> ClusterPlan:
@@ -162,7 +170,13 @@ async def built(
     supervisor = Supervisor()
     for member in others_of(plan or trio(), {}, may_create_stores=True):
         await supervisor.create(member)
-    return supervisor, ReplicaMaintenance("c", supervisor, cast(Elections, Decided(election)), dict)
+    return supervisor, service_of(supervisor, election, plan)
+
+
+def service_of(
+    supervisor: Supervisor, election: Election, plan: ClusterPlan | None = None
+) -> ReplicaMaintenance:
+    return ReplicaMaintenance(plan or trio(), supervisor, cast(Elections, Decided(election)), dict)
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
@@ -400,6 +414,35 @@ def test_of_a_node_that_goes_nothing_is_refused_and_yet_its_master_hands_over(
             await service.stop(BROKER, 0, False)
         actors.nodes = {copy(0): "old"}
         assert await service.leave_node("old", soon()) == [row(0, 1)]
+
+    run(work())
+
+
+def test_a_controller_that_has_just_started_again_finds_the_copies_of_a_node_before_it_says_none(
+    actors: Actors,
+) -> None:
+    async def work() -> None:
+        supervisor, plan = Supervisor(), trio()
+        leaving = asyncio.create_task(service_of(supervisor, Election(1)).leave_node("old", soon()))
+        await loop_turns(5)
+        actors.nodes = dict.fromkeys(map(copy, range(3)), "other") | {copy(0): "old"}
+        for member in others_of(plan, {}, may_create_stores=True):
+            await supervisor.create(member)
+        assert await leaving == [row(0, 1)] and copy(0) not in actors.alive
+
+    run(work())
+
+
+def test_a_copy_that_does_not_say_where_it_runs_is_where_it_was_seen_last_or_an_error(
+    actors: Actors,
+) -> None:
+    async def work() -> None:
+        _, service = await built(Election(1, seen={0: "old", 1: "other"}))
+        actors.silent = {copy(0), copy(1), copy(2)}
+        unknown, left = await service.leave_node("old", soon(100))
+        assert (left, unknown["copy"]) == (row(0, 1), "broker-a/2")
+        assert "not known: c/broker-a/2 did not answer" in unknown["error"]
+        assert {copy(1), copy(2)} <= actors.alive and copy(0) not in actors.alive
 
     run(work())
 
