@@ -12,16 +12,17 @@ Decides in which order, and what must not be stopped without ``force``. Does not
 (``elections``) or make actors (``supervisor``). Which copies are stopped is not kept: a controller
 that starts again creates them.
 
-Invariants: one copy of a broker at a time; what is stopped is neither killed nor created by the
-supervisor; on return of ``stop`` its process is gone and its lock free; what is restarted, or has
-left its node, counts as away, not as stopped: clients wait for it.
+Invariants: one copy of a broker at a time is stopped or created, and one that does not serve yet is
+not counted; what is stopped is neither killed nor created by the supervisor; on return of ``stop``
+its process is gone and its lock free; what is restarted, or has left its node, counts as away, not
+as stopped: clients wait for it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -58,6 +59,7 @@ class ReplicaMaintenance:
         self._elections = elections
         self._known = known
         self._working = asyncio.Lock()
+        self._starting: set[str] = set()
         self._leaving: dict[str, asyncio.Task[dict[str, Any]]] = {}
         """Stops of copies whose node goes: they come to their end, also behind the call that began
         them, and whatever else is asked for waits for it.
@@ -90,7 +92,8 @@ class ReplicaMaintenance:
             if was == "running" and await self._failed(name):
                 await self._end(self._member(name))
                 was = "failed"
-            return {"was": was, "address": await self._start(name)}
+            await self._create(name)
+        return {"was": was, "address": await self._serving(name)}
 
     async def restart(self, broker_name: str, replica: int, force: bool) -> dict[str, Any]:
         """Stop this copy and start it with the settings of the plan; ``was`` and ``address``, once
@@ -112,9 +115,10 @@ class ReplicaMaintenance:
                 for member in (broker, self._hold(broker)):
                     if member is not None:
                         await self._end(member)
-                return {"was": "running", "address": await self._start(name)}
+                await self._create(name)
             finally:
                 self._supervisor.restarting.discard(name)
+        return {"was": "running", "address": await self._serving(name)}
 
     async def remove(self, broker_name: str) -> None:
         """Stop a broker without slaves, for a controller that takes over and makes it anew."""
@@ -134,12 +138,20 @@ class ReplicaMaintenance:
 
         A row for each: ``copy``, ``was`` and ``master`` as of ``stop``, ``error`` of one that
         did not stop in good order (None), or of which nobody knew in half of the time where it
-        runs. Who was stopped by an earlier call is among them.
+        runs. Who was stopped by an earlier call is among them. Where another call has copies in
+        work until then, nothing is done, now or later: one row says so.
         """
-        async with self._working:
+        try:
+            async with asyncio.timeout(_seconds_to(until_ms)):
+                await self._working.acquire()
+        except TimeoutError:
+            return [_row("brokers", "others are being stopped or started: nothing was done; again")]
+        try:
             found = await asyncio.gather(
                 *(self._leave_node(copies, node, until_ms) for copies in self._brokers)
             )
+        finally:
+            self._working.release()
         return [row for rows in found for row in rows]
 
     async def bring_back(self) -> None:
@@ -175,14 +187,10 @@ class ReplicaMaintenance:
                     member.name not in self._supervisor.left or self._has_place(member.name, nodes)
                 )
             ]
-            ended = await asyncio.gather(
-                *(self._start(name) for name in stopped), return_exceptions=True
-            )
-        failed = {
-            name: error
-            for name, error in zip(stopped, ended, strict=True)
-            if isinstance(error, BaseException)
-        }
+            failed = await _failures(stopped, self._create)
+            created = [name for name in stopped if name not in failed]
+            self._starting.update(created)
+        failed |= await _failures(created, self._serving)
         if len(failed) == 1:
             raise next(iter(failed.values()))
         if failed:
@@ -221,6 +229,9 @@ class ReplicaMaintenance:
         master = self._master(copies[0]) if copies else None
         for copy in sorted(copies, key=lambda copy: copy.arguments[0].broker_id != master):
             row = _row(str(copy.key), None)
+            if _seconds_to(until_ms) == 0.0:
+                found.append(row | {"error": "no time was left to stop it; again"})
+                continue
             stop = self._begin_to_leave(copy.name, node)
             await asyncio.wait((stop,), timeout=_seconds_to(until_ms))
             try:
@@ -297,10 +308,6 @@ class ReplicaMaintenance:
             return True
         return False
 
-    async def _start(self, name: str) -> str:
-        await self._create(name)
-        return await self._serving(name)
-
     async def _create(self, name: str) -> None:
         """Of a copy that is stopped; nothing of one that runs."""
         stopped = self._supervisor.stopped(name)
@@ -361,15 +368,16 @@ class ReplicaMaintenance:
             )
 
     def _awake(self, broker_name: str, replicas: tuple[int, ...] | None) -> tuple[int, ...] | None:
-        """Without those that are stopped: they stay in the sync state set until the master has
-        another one approved.
+        """Without those that are stopped or do not serve yet: they stay in the sync state set until
+        the master has another one approved.
         """
         if replicas is None:
             return None
+        copies = {number: names.broker(self._cluster, broker_name, number) for number in replicas}
         return tuple(
             number
-            for number in replicas
-            if self._supervisor.stopped(names.broker(self._cluster, broker_name, number)) is None
+            for number, name in copies.items()
+            if self._supervisor.stopped(name) is None and name not in self._starting
         )
 
     async def _end(self, member: ActorSpec) -> None:
@@ -388,16 +396,23 @@ class ReplicaMaintenance:
         await self._supervisor.remove(member.name)
 
     async def _serving(self, name: str) -> str:
-        deadline = SYSTEM_CLOCK.monotonic_ms() + START_MS
-        why: object = "it still reads its disk"
-        while SYSTEM_CLOCK.monotonic_ms() < deadline:
-            try:
-                address = await gateway.call_async(self._supervisor.handle(name), "serving")
-                if address is not None:
-                    return str(address)
-            except ClusterError as error:
-                why = error
-            await asyncio.sleep(POLL_S)
+        """Wait until this copy serves, without the lock: a node that goes does not wait for it."""
+        self._starting.add(name)
+        try:
+            deadline = SYSTEM_CLOCK.monotonic_ms() + START_MS
+            why: object = "it still reads its disk"
+            while SYSTEM_CLOCK.monotonic_ms() < deadline and self._supervisor.stopped(name) is None:
+                try:
+                    address = await gateway.call_async(self._supervisor.handle(name), "serving")
+                    if address is not None:
+                        return str(address)
+                except ClusterError as error:
+                    why = error
+                await asyncio.sleep(POLL_S)
+        finally:
+            self._starting.discard(name)
+        if self._supervisor.stopped(name) is not None:
+            raise ClusterError(f"{name} was stopped while it started", name)
         raise ClusterError(
             f"actor {name} does not serve after {START_MS // 1000} s ({why}): does its node "
             f"live? see its log with `ray logs`",
@@ -443,6 +458,18 @@ class ReplicaMaintenance:
 
 def _row(key: str, error: str | None) -> dict[str, Any]:
     return {"copy": key, "was": None, "master": None, "error": error}
+
+
+async def _failures(
+    each: Sequence[str], work: Callable[[str], Awaitable[object]]
+) -> dict[str, BaseException]:
+    """Of this work for all of them at once."""
+    ended = await asyncio.gather(*map(work, each), return_exceptions=True)
+    return {
+        name: error
+        for name, error in zip(each, ended, strict=True)
+        if isinstance(error, BaseException)
+    }
 
 
 def _seconds_to(until_ms: float) -> float:

@@ -19,7 +19,7 @@ from rmq_ray.actors.control.maintenance import ReplicaMaintenance
 from rmq_ray.actors.control.plan import ClusterPlan, StartOptions, make_plan
 from rmq_ray.actors.control.supervisor import ActorSpec, Supervisor, others_of
 from rmq_ray.actors.gateway import Ping
-from rmq_ray.clock import SYSTEM_CLOCK
+from rmq_ray.clock import SYSTEM_CLOCK, ManualClock
 from rmq_ray.errors import (
     ClusterError,
     PromotionRefused,
@@ -38,7 +38,7 @@ class Actors:
     killed; ``slow``: set while a creation waits for it; ``unmounted``: its disk is away now;
     ``failed``: it was when the actor began; ``nodes``: where each runs; ``living``: Ray's nodes;
     ``hangs``: set when its stop comes to an end; ``closed``: was stopped and not removed;
-    ``silent``: does not say where it runs.
+    ``silent``: does not say where it runs; ``recovering``: does not serve yet.
     """
 
     alive: set[str] = field(default_factory=set)
@@ -53,6 +53,7 @@ class Actors:
     hangs: dict[str, asyncio.Event] = field(default_factory=dict)
     closed: set[str] = field(default_factory=set)
     silent: set[str] = field(default_factory=set)
+    recovering: set[str] = field(default_factory=set)
 
     async def nodes_beside(self) -> list[gateway.Node]:
         return self.living
@@ -84,6 +85,8 @@ class Actors:
             return self.nodes.get(handle, "elsewhere")
         if method == "stop" and handle in self.hangs:
             await self.hangs[handle].wait()
+        if method == "serving" and handle in self.recovering:
+            return None
         if method == "serving" and handle in self.closed:
             raise StoreNotReady(f"{handle} was stopped")
         if method == "serving" and handle in self.failed:
@@ -434,15 +437,62 @@ def test_a_controller_that_has_just_started_again_finds_the_copies_of_a_node_bef
 
 
 def test_a_copy_that_does_not_say_where_it_runs_is_where_it_was_seen_last_or_an_error(
-    actors: Actors,
+    actors: Actors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    clock = ManualClock()
+    monkeypatch.setattr(maintenance, "SYSTEM_CLOCK", clock)
+
     async def work() -> None:
         _, service = await built(Election(1, seen={0: "old", 1: "other"}))
         actors.silent = {copy(0), copy(1), copy(2)}
-        unknown, left = await service.leave_node("old", soon(100))
+        leaving = asyncio.create_task(service.leave_node("old", 10_000.0))
+        await loop_turns(10)
+        assert not leaving.done()
+        clock.advance_ms(5_000)
+        unknown, left = await leaving
         assert (left, unknown["copy"]) == (row(0, 1), "broker-a/2")
         assert "not known: c/broker-a/2 did not answer" in unknown["error"]
         assert {copy(1), copy(2)} <= actors.alive and copy(0) not in actors.alive
+
+    run(work())
+
+
+def test_a_drain_that_finds_copies_in_work_for_all_its_time_does_nothing_then_and_later(
+    actors: Actors,
+) -> None:
+    async def work() -> None:
+        _, service = await built(Election(1))
+        actors.nodes = dict.fromkeys(map(copy, range(3)), "old")
+        actors.hangs[copy(2)] = asyncio.Event()
+        stopping = asyncio.create_task(service.stop(BROKER, 2, False))
+        await loop_turns(5)
+        (told,) = await service.leave_node("old", soon(30))
+        assert told["copy"] == "brokers" and "nothing was done" in told["error"]
+        actors.hangs[copy(2)].set()
+        await stopping
+        await loop_turns(20)
+        assert {copy(0), copy(1)} <= actors.alive
+
+    run(work())
+
+
+def test_a_drain_does_not_wait_until_a_copy_that_is_started_serves_and_till_then_it_is_not_counted(
+    actors: Actors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "START_MS", 5_000)
+
+    async def work() -> None:
+        _, service = await built(Election(1))
+        actors.nodes = {copy(0): "old"}
+        await service.stop(BROKER, 0, False)
+        actors.recovering.add(copy(0))
+        starting = asyncio.create_task(service.start(BROKER, 0))
+        await loop_turns(10)
+        with pytest.raises(PromotionRefused, match="1 copies of broker-a are in sync"):
+            await service.stop(BROKER, 2, False)
+        assert await service.leave_node("old", soon()) == [row(0, 1)]
+        with pytest.raises(ClusterError, match="was stopped while it started"):
+            await starting
 
     run(work())
 
@@ -505,7 +555,7 @@ def test_a_copy_whose_stop_takes_long_keeps_no_other_and_the_next_call_waits_for
 ) -> None:
     async def work() -> None:
         _, service, first, second = await pair(actors)
-        hung, done = await service.leave_node("old", soon(50))
+        hung, done = await service.leave_node("old", soon(300))
         assert hung["error"] == "did not stop in time" and done["error"] is None
         assert first in actors.alive and second not in actors.alive
         again = asyncio.create_task(service.leave_node("old", soon()))
@@ -524,14 +574,14 @@ def test_a_stop_that_nobody_waits_for_any_more_removes_its_actor_and_a_start_wai
 ) -> None:
     async def work() -> None:
         supervisor, service, first, _ = await pair(actors)
-        await service.leave_node("old", soon(50))
+        await service.leave_node("old", soon(300))
         starting = asyncio.create_task(service.start("broker-a", 0))
         await loop_turns(10)
         assert not starting.done(), "it would attach to the actor that closes"
         actors.hangs[first].set()
         assert (await starting)["was"] == "stopped" and first in actors.alive
         actors.hangs[first].clear()
-        await service.leave_node("old", soon(50))
+        await service.leave_node("old", soon(300))
         actors.hangs[first].set()
         await loop_turns(20)
         assert first not in actors.alive and supervisor.histories()[first]["left"]
