@@ -141,24 +141,18 @@ class Election:
         try:
             heir = self.rules.heir(replica, force=force, now_ms=self._clock.monotonic_ms())
             old = self.rules.standing if self.serving_master is not None and not force else None
+            held = old
             try:
                 if old is not None:
                     await self._drain(heir, old.assignment)
                 self.rules.order(heir, force=force, now_ms=self._clock.monotonic_ms())
                 self._news.set()
-                return await self._promoted(heir)
-            except RmqError:
-                if old is not None:
-                    with contextlib.suppress(
-                        RmqError
-                    ):  # at the latest after HOLD_MS sends go on by themselves
-                        await self._ask(
-                            _master_of(old.assignment),
-                            "hold_sends",
-                            (old.assignment.master_epoch, 0),
-                            CALL_S,
-                        )
-                raise
+                found = await self._promoted(heir)
+                held = None
+                return found
+            finally:  # also of who is cancelled
+                if held is not None:
+                    await self._release(held.assignment)
         finally:
             self._promoting = False
 
@@ -329,6 +323,11 @@ class Election:
             f"{DRAIN_MS / 1000:.0f} s: the old master goes on; try again, or use force",
             self.name,
         )
+
+    async def _release(self, old: Assignment) -> None:
+        """At the latest after HOLD_MS sends go on by themselves."""
+        with contextlib.suppress(RmqError):
+            await self._ask(_master_of(old), "hold_sends", (old.master_epoch, 0), CALL_S)
 
     async def _promoted(self, heir: int) -> dict[str, Any]:
         until_ms = self._clock.monotonic_ms() + PROMOTE_MS

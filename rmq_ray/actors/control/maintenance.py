@@ -203,11 +203,13 @@ class ReplicaMaintenance:
 
     # --- inside ---
 
-    async def _stop(self, name: str, force: bool) -> dict[str, Any]:
+    async def _stop(
+        self, name: str, force: bool, hand_over_s: float | None = None
+    ) -> dict[str, Any]:
         stopped = self._supervisor.stopped(name)
         broker = stopped or self._member(name)
         if stopped is None and broker.shell is ReplicaShell:
-            await self._leave(broker.arguments[0], force)
+            await self._leave(broker.arguments[0], force, hand_over_s)
         for member in (broker, self._hold(broker)):
             if member is not None:
                 await self._end(member)
@@ -232,7 +234,7 @@ class ReplicaMaintenance:
             if _seconds_to(until_ms) == 0.0:
                 found.append(row | {"error": "no time was left to stop it; again"})
                 continue
-            stop = self._begin_to_leave(copy.name, node)
+            stop = self._begin_to_leave(copy.name, node, _seconds_to(until_ms) / 2)
             await asyncio.wait((stop,), timeout=_seconds_to(until_ms))
             try:
                 row |= stop.result() if stop.done() else {"error": "did not stop in time"}
@@ -242,12 +244,16 @@ class ReplicaMaintenance:
             found.append(row)
         return found
 
-    def _begin_to_leave(self, name: str, node: str) -> asyncio.Task[dict[str, Any]]:
+    def _begin_to_leave(
+        self, name: str, node: str, hand_over_s: float
+    ) -> asyncio.Task[dict[str, Any]]:
         """The stop of this copy that runs, or another one."""
         stop = self._leaving.get(name)
         if stop is None:
             self._supervisor.left[name] = node
-            stop = self._leaving[name] = asyncio.create_task(self._stop(name, True), name=name)
+            stop = self._leaving[name] = asyncio.create_task(
+                self._stop(name, True, hand_over_s), name=name
+            )
             stop.add_done_callback(partial(self._has_left, name))
         return stop
 
@@ -318,9 +324,12 @@ class ReplicaMaintenance:
                 if member is not None:
                     await self._supervisor.create(self._with_identity(member))
 
-    async def _leave(self, config: BrokerConfig, force: bool) -> None:
-        """Hand over, if it is master; see what the others are without it. With ``force`` nothing
-        keeps it, and yet it hands over where another one can.
+    async def _leave(
+        self, config: BrokerConfig, force: bool, hand_over_s: float | None = None
+    ) -> None:
+        """Hand over, if it is master, in so long (None: as long as a promotion takes); see what the
+        others are without it. With ``force`` nothing keeps it, and yet it hands over where another
+        one can.
         """
         election = self._elections.of(config.broker_name)
         try:
@@ -329,7 +338,10 @@ class ReplicaMaintenance:
             self._refuse(config, error, force)
         if election.serving_master == config.broker_id:
             try:
-                await election.promote(None, False)
+                async with asyncio.timeout(hand_over_s):
+                    await election.promote(None, False)
+            except TimeoutError:
+                log.warning("nobody took %s over in %.0f s", config.broker_name, hand_over_s)
             except ClusterError as error:
                 self._refuse(config, error, force)
 

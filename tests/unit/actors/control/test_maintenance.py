@@ -123,6 +123,7 @@ class Election:
     sync_state_set: tuple[int, ...] = (0, 1, 2)
     promotions: int = 0
     seen: dict[int, str] = field(default_factory=dict)
+    heir_is_slow: bool = False
 
     def in_sync_without(self, replica: int) -> tuple[int, ...] | None:
         if self.serving_master is None or replica not in self.sync_state_set:
@@ -131,6 +132,8 @@ class Election:
 
     async def promote(self, _replica: int | None, _force: bool) -> None:
         self.promotions += 1
+        if self.heir_is_slow:
+            await asyncio.Event().wait()
         self.serving_master = next(
             number for number in self.sync_state_set if number != self.serving_master
         )
@@ -417,6 +420,16 @@ def test_of_a_node_that_goes_nothing_is_refused_and_yet_its_master_hands_over(
             await service.stop(BROKER, 0, False)
         actors.nodes = {copy(0): "old"}
         assert await service.leave_node("old", soon()) == [row(0, 1)]
+
+    run(work())
+
+
+def test_a_hand_over_that_takes_long_leaves_time_to_flush(actors: Actors) -> None:
+    async def work() -> None:
+        _, service = await built(Election(0, heir_is_slow=True))
+        actors.nodes = {copy(0): "old"}
+        assert await service.leave_node("old", soon(1_000)) == [row(0, 0)]
+        assert copy(0) not in actors.alive and (copy(0), "stop") in actors.told
 
     run(work())
 
