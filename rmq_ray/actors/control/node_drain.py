@@ -88,8 +88,12 @@ def _told(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _id_of(node: str | None) -> str:
-    """``ConfigError`` where no living node has this id or address, or several have it."""
+    """``ConfigError`` where no living node has this id or address, or several have it, or none is
+    named where this process is on none.
+    """
     if node is None:
+        if gateway.by_ray_client():
+            raise ConfigError("name the node: a driver of Ray Client (ray://) is not on one", node)
         return gateway.my_node()
     nodes = gateway.nodes()
     found = [one.id for one in nodes if node in (one.id, one.address)]

@@ -122,6 +122,17 @@ def test_a_node_that_is_none_and_an_address_of_two_are_refused_before_anything_i
     assert ray.told == []
 
 
+def test_by_ray_client_which_is_on_no_node_the_node_must_be_named(
+    ray: Ray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway, "by_ray_client", lambda: True)
+    with pytest.raises(ConfigError, match="name the node: .*ray://"):
+        drain_node("c", None, 5.0)
+    assert ray.told == []
+    drain_node("c", "there", 5.0)
+    assert {told[1] for told in ray.told} == {"there"}
+
+
 def test_the_command_says_that_nothing_runs_there_and_fails_for_what_did_not_end(
     ray: Ray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
