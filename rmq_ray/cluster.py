@@ -228,7 +228,7 @@ class Cluster(ClusterClients):
         closes its store and leaves; it starts again by itself where its disk is next, once the node
         is gone. Nothing is refused. Returns a row for each part that was there (``part``,
         ``state``, ``error``), none where nothing was; a second call completes the first one.
-        ``ConfigError`` where there is no such node.
+        ``ConfigError`` where there is no such node, and without one by Ray Client.
         """
         return drain_node(self.name, node, within_s)
 

@@ -27,7 +27,7 @@ from rmq_ray.actors.shell import be_urgent, exit_hard, is_restart, spawn, start_
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.codec.config_files import ConfigFile, configured_file
 from rmq_ray.config import BrokerConfig
-from rmq_ray.errors import ClusterError, RmqError, StoreError
+from rmq_ray.errors import ClusterError, RmqError, StoreError, StoreNotReady
 from rmq_ray.files import FileSystem
 from rmq_ray.model.metrics import FamilyText, text_of
 from rmq_ray.model.replica_roles import Assignment, ReplicaReport
@@ -167,10 +167,12 @@ class BrokerShell:
 
     async def serving(self) -> str | None:
         """``host:port`` once sends are taken, None while it recovers; raises what keeps it from
-        starting.
+        starting, and ``StoreNotReady`` once it was stopped.
         """
         if self._error is not None:
             raise self._error
+        if self._broker.stopped:
+            raise StoreNotReady(f"{self._actor} was stopped and serves no more: make a new actor")
         return str(self._broker.address) if self._started else None
 
     async def node(self) -> str:

@@ -324,6 +324,19 @@ def test_by_hand_whoever_was_drained_for_nothing_takes_sends_again(
     assert played(tmp_path, scene).holds == [(1, elections.HOLD_MS), (1, 0)]
 
 
+def test_who_gives_a_promotion_up_leaves_no_sends_held(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        await eventually_async(stage.leads(0))
+        stage.reports[0] = replace(stage.reports[0], end=500)
+        promotion = asyncio.create_task(stage.election.promote(1, False))
+        await eventually_async(lambda: bool(stage.holds))
+        promotion.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await promotion
+
+    assert played(tmp_path, scene).holds == [(1, elections.HOLD_MS), (1, 0)]
+
+
 def test_what_the_disk_may_have_is_completed_before_anything_else_is_decided(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -141,6 +141,27 @@ def test_a_stop_waits_for_the_end_of_following_that_another_one_began(
     asyncio.run(story())
 
 
+def test_who_stops_a_broker_again_waits_for_the_same_end_and_who_gives_up_cuts_nothing_off(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        broker, replica = broker_of(tmp_path / "store"), BusyReplica()
+        busy: Any = replica
+        broker._replica = busy
+        first = asyncio.create_task(broker.stop())
+        await loop_turns(5)
+        first.cancel()
+        again = [asyncio.create_task(broker.stop()) for _ in range(2)]
+        await loop_turns(10)
+        assert first.cancelled() and not any(stop.done() for stop in again)
+        replica.over.set()
+        for stop in again:
+            (await ends(stop)).result()
+        assert (replica.asked, replica.stopped) == (1, 1)
+
+    asyncio.run(story())
+
+
 # --- while it changes its role --------------------------------------------------------------------
 
 

@@ -29,7 +29,13 @@ from rmq_ray.actors.control.supervisor import ActorSpec, Supervisor, name_server
 from rmq_ray.actors.hold import HoldShell
 from rmq_ray.actors.shell import be_urgent, is_restart, spawn
 from rmq_ray.clock import SYSTEM_CLOCK
-from rmq_ray.errors import ClusterError, ConfigError, PromotionRefused, RmqError
+from rmq_ray.errors import (
+    ClusterError,
+    ConfigError,
+    PromotionRefused,
+    RmqError,
+    StoreNotReady,
+)
 from rmq_ray.files import FileSystem
 from rmq_ray.model.replica_roles import Assignment
 from rmq_ray.ports import ClusterAddress
@@ -63,9 +69,7 @@ class ControllerShell:
         self._supervisor = Supervisor()
         self._elections = Elections(plan, self._ask_replica)
         self._identities: dict[str, str] = dict(plan.identities)
-        self._maintenance = ReplicaMaintenance(
-            plan.cluster, self._supervisor, self._elections, self._known
-        )
+        self._maintenance = ReplicaMaintenance(plan, self._supervisor, self._elections, self._known)
         self._audit = AuditLog(
             f"{plan.home}/{AUDIT_FILE}" if plan.has_accounts and plan.home else None, SYSTEM_CLOCK
         )
@@ -357,6 +361,10 @@ class ControllerShell:
                 )
             except ClusterError as error:
                 log.info("waiting for %s: %s", member.name, error)
+                address = None
+            except StoreNotReady as error:  # the controller before stopped it and died
+                log.warning("it is made anew: %s", error)
+                await self._supervisor.renew(member)
                 address = None
             if address is not None:
                 return str(address)

@@ -142,24 +142,18 @@ class Election:
         try:
             heir = self.rules.heir(replica, force=force, now_ms=self._clock.monotonic_ms())
             old = self.rules.standing if self.serving_master is not None and not force else None
+            held = old
             try:
                 if old is not None:
                     await self._drain(heir, old.assignment)
                 self.rules.order(heir, force=force, now_ms=self._clock.monotonic_ms())
                 self._news.set()
-                return await self._promoted(heir)
-            except RmqError:
-                if old is not None:
-                    with contextlib.suppress(
-                        RmqError
-                    ):  # at the latest after HOLD_MS sends go on by themselves
-                        await self._ask(
-                            _master_of(old.assignment),
-                            "hold_sends",
-                            (old.assignment.master_epoch, 0),
-                            CALL_S,
-                        )
-                raise
+                found = await self._promoted(heir)
+                held = None
+                return found
+            finally:  # also of who is cancelled
+                if held is not None:
+                    await self._release(held.assignment)
         finally:
             self._promoting = False
 
@@ -197,6 +191,10 @@ class Election:
         ):
             return None
         return tuple(number for number in standing.assignment.sync_state_set if number != replica)
+
+    def node_of(self, replica: int) -> str | None:
+        """Where it answered from last (Ray's id); None = it has not answered yet."""
+        return self._nodes.get(replica)
 
     async def forget_store(self, replica: int) -> None:
         """It may come back with another one."""
@@ -327,6 +325,11 @@ class Election:
             self.name,
         )
 
+    async def _release(self, old: Assignment) -> None:
+        """At the latest after HOLD_MS sends go on by themselves."""
+        with contextlib.suppress(RmqError):
+            await self._ask(_master_of(old), "hold_sends", (old.master_epoch, 0), CALL_S)
+
     async def _promoted(self, heir: int) -> dict[str, Any]:
         until_ms = self._clock.monotonic_ms() + PROMOTE_MS
         while self._clock.monotonic_ms() < until_ms:
@@ -444,6 +447,11 @@ class Elections:
                 broker_name,
             )
         return found
+
+    def node_of(self, broker_name: str, replica: int) -> str | None:
+        """See ``Election.node_of``; None, too, where that broker has no slaves."""
+        election = self._elections.get(broker_name)
+        return None if election is None else election.node_of(replica)
 
     def status(self) -> dict[str, dict[str, object]]:
         """Broker name -> ``Election.status``."""

@@ -12,22 +12,25 @@ Decides in which order, and what must not be stopped without ``force``. Does not
 (``elections``) or make actors (``supervisor``). Which copies are stopped is not kept: a controller
 that starts again creates them.
 
-Invariants: one copy of a broker at a time; what is stopped is neither killed nor created by the
-supervisor; on return of ``stop`` its process is gone and its lock free; what is restarted, or has
-left its node, counts as away, not as stopped: clients wait for it.
+Invariants: one copy of a broker at a time is stopped or created, and one that does not serve yet is
+not counted; what is stopped is neither killed nor created by the supervisor; on return of ``stop``
+its process is gone and its lock free; what is restarted, or has left its node, counts as away, not
+as stopped: clients wait for it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from rmq_ray.actors import gateway, names
 from rmq_ray.actors.broker import ReplicaShell
 from rmq_ray.actors.control.elections import Election, Elections
+from rmq_ray.actors.control.plan import ClusterPlan
 from rmq_ray.actors.control.supervisor import ActorSpec, Supervisor
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import BrokerConfig, ReplicationMode
@@ -45,16 +48,22 @@ class ReplicaMaintenance:
 
     def __init__(
         self,
-        cluster: str,
+        plan: ClusterPlan,
         supervisor: Supervisor,
         elections: Elections,
         known: Callable[[], Mapping[str, str]],
     ) -> None:
-        self._cluster = cluster
+        self._cluster = plan.cluster
+        self._brokers = [plan.copies(broker.broker_name) for broker in plan.brokers]
         self._supervisor = supervisor
         self._elections = elections
         self._known = known
         self._working = asyncio.Lock()
+        self._starting: set[str] = set()
+        self._leaving: dict[str, asyncio.Task[dict[str, Any]]] = {}
+        """Stops of copies whose node goes: they come to their end, also behind the call that began
+        them, and whatever else is asked for waits for it.
+        """
 
     async def stop(self, broker_name: str, replica: int, force: bool) -> dict[str, Any]:
         """Returns ``was`` ("running", "stopped") and ``master``: the replica that is master now,
@@ -65,6 +74,7 @@ class ReplicaMaintenance:
         ``force``; ``ClusterError`` for an unknown copy, and where Ray does not let the actor go.
         """
         async with self._working:
+            await self._have_left()
             name = names.broker(self._cluster, broker_name, replica)
             self._supervisor.left.pop(name, None)
             found = await self._stop(name, force)
@@ -76,12 +86,14 @@ class ReplicaMaintenance:
         runs. Raises what keeps it from serving.
         """
         async with self._working:
+            await self._have_left()
             name = names.broker(self._cluster, broker_name, replica)
             was = "running" if self._supervisor.stopped(name) is None else "stopped"
             if was == "running" and await self._failed(name):
                 await self._end(self._member(name))
                 was = "failed"
-            return {"was": was, "address": await self._start(name)}
+            await self._create(name)
+        return {"was": was, "address": await self._serving(name)}
 
     async def restart(self, broker_name: str, replica: int, force: bool) -> dict[str, Any]:
         """Stop this copy and start it with the settings of the plan; ``was`` and ``address``, once
@@ -90,6 +102,7 @@ class ReplicaMaintenance:
         Raises as ``stop`` and ``start`` do; a copy that does not come back is stopped then.
         """
         async with self._working:
+            await self._have_left()
             name = names.broker(self._cluster, broker_name, replica)
             if self._supervisor.stopped(name) is not None:
                 return {"was": "stopped", "address": None}
@@ -102,13 +115,15 @@ class ReplicaMaintenance:
                 for member in (broker, self._hold(broker)):
                     if member is not None:
                         await self._end(member)
-                return {"was": "running", "address": await self._start(name)}
+                await self._create(name)
             finally:
                 self._supervisor.restarting.discard(name)
+        return {"was": "running", "address": await self._serving(name)}
 
     async def remove(self, broker_name: str) -> None:
         """Stop a broker without slaves, for a controller that takes over and makes it anew."""
         async with self._working:
+            await self._have_left()
             name = names.broker(self._cluster, broker_name, 0)
             broker = self._supervisor.stopped(name) or self._member(name)
             self._supervisor.restarting.add(name)
@@ -122,15 +137,21 @@ class ReplicaMaintenance:
         goes anyway. Until then (monotonic clock) at most.
 
         A row for each: ``copy``, ``was`` and ``master`` as of ``stop``, ``error`` of one that
-        did not stop in good order (None). Who was stopped by an earlier call is among them.
+        did not stop in good order (None), or of which nobody knew in half of the time where it
+        runs. Who was stopped by an earlier call is among them. Where another call has copies in
+        work until then, nothing is done, now or later: one row says so.
         """
-        async with self._working:
-            brokers: dict[str, list[ActorSpec]] = {}
-            for member in await self._on(node):
-                brokers.setdefault(member.arguments[0].broker_name, []).append(member)
+        try:
+            async with asyncio.timeout(_seconds_to(until_ms)):
+                await self._working.acquire()
+        except TimeoutError:
+            return [_row("brokers", "others are being stopped or started: nothing was done; again")]
+        try:
             found = await asyncio.gather(
-                *(self._leave_node(copies, node, until_ms) for copies in brokers.values())
+                *(self._leave_node(copies, node, until_ms) for copies in self._brokers)
             )
+        finally:
+            self._working.release()
         return [row for rows in found for row in rows]
 
     async def bring_back(self) -> None:
@@ -142,7 +163,11 @@ class ReplicaMaintenance:
         nodes = await gateway.nodes_beside()
         async with self._working:
             for name, left in list(self._supervisor.left.items()):
-                if left not in {node.id for node in nodes} and self._has_place(name, nodes):
+                if (
+                    name not in self._leaving
+                    and left not in {node.id for node in nodes}
+                    and self._has_place(name, nodes)
+                ):
                     log.warning("%s starts again on another node", name)
                     await self._create(name)
 
@@ -153,6 +178,7 @@ class ReplicaMaintenance:
         """
         nodes = await gateway.nodes_beside() if self._supervisor.left else []
         async with self._working:
+            await self._have_left()
             stopped = [
                 member.name
                 for member in self._supervisor.all_stopped()
@@ -161,14 +187,10 @@ class ReplicaMaintenance:
                     member.name not in self._supervisor.left or self._has_place(member.name, nodes)
                 )
             ]
-            ended = await asyncio.gather(
-                *(self._start(name) for name in stopped), return_exceptions=True
-            )
-        failed = {
-            name: error
-            for name, error in zip(stopped, ended, strict=True)
-            if isinstance(error, BaseException)
-        }
+            failed = await _failures(stopped, self._create)
+            created = [name for name in stopped if name not in failed]
+            self._starting.update(created)
+        failed |= await _failures(created, self._serving)
         if len(failed) == 1:
             raise next(iter(failed.values()))
         if failed:
@@ -181,11 +203,13 @@ class ReplicaMaintenance:
 
     # --- inside ---
 
-    async def _stop(self, name: str, force: bool) -> dict[str, Any]:
+    async def _stop(
+        self, name: str, force: bool, hand_over_s: float | None = None
+    ) -> dict[str, Any]:
         stopped = self._supervisor.stopped(name)
         broker = stopped or self._member(name)
         if stopped is None and broker.shell is ReplicaShell:
-            await self._leave(broker.arguments[0], force)
+            await self._leave(broker.arguments[0], force, hand_over_s)
         for member in (broker, self._hold(broker)):
             if member is not None:
                 await self._end(member)
@@ -195,50 +219,82 @@ class ReplicaMaintenance:
         }
 
     async def _leave_node(
-        self, copies: list[ActorSpec], node: str, until_ms: float
+        self, configs: Sequence[BrokerConfig], node: str, until_ms: float
     ) -> list[dict[str, Any]]:
-        """Of one broker. A stop that did not come to its end is completed by the next call."""
-        master = self._master(copies[0])
-        found = []
+        """Of one broker. A stop that did not come to its end goes on, and the next call waits for
+        it.
+        """
+        find_s = _seconds_to(until_ms) / 2
+        known = await asyncio.gather(*(self._find(config, node, find_s) for config in configs))
+        found = [_row(*unknown) for unknown in known if isinstance(unknown, tuple)]
+        copies = [copy for copy in known if isinstance(copy, ActorSpec)]
+        master = self._master(copies[0]) if copies else None
         for copy in sorted(copies, key=lambda copy: copy.arguments[0].broker_id != master):
-            row: dict[str, Any] = {"copy": copy.key, "was": None, "master": None, "error": None}
-            left_s = max(0.0, until_ms - SYSTEM_CLOCK.monotonic_ms()) / 1000
-            self._supervisor.left[copy.name] = node
+            row = _row(str(copy.key), None)
+            if _seconds_to(until_ms) == 0.0:
+                found.append(row | {"error": "no time was left to stop it; again"})
+                continue
+            stop = self._begin_to_leave(copy.name, node, _seconds_to(until_ms) / 2)
+            await asyncio.wait((stop,), timeout=_seconds_to(until_ms))
             try:
-                async with asyncio.timeout(left_s):
-                    row |= await self._stop(copy.name, True)
-            except TimeoutError:
-                row["error"] = "did not stop in time"
+                row |= stop.result() if stop.done() else {"error": "did not stop in time"}
             except RmqError as error:
                 row["error"] = str(error)
-            if self._supervisor.stopped(copy.name) is None:
-                self._supervisor.left.pop(copy.name, None)
             log.warning("%s leaves its node: %s", copy.name, row["error"] or "stopped")
             found.append(row)
         return found
 
-    async def _on(self, node: str) -> list[ActorSpec]:
-        """Copies that run on this node, and those that have left it."""
+    def _begin_to_leave(
+        self, name: str, node: str, hand_over_s: float
+    ) -> asyncio.Task[dict[str, Any]]:
+        """The stop of this copy that runs, or another one."""
+        stop = self._leaving.get(name)
+        if stop is None:
+            self._supervisor.left[name] = node
+            stop = self._leaving[name] = asyncio.create_task(
+                self._stop(name, True, hand_over_s), name=name
+            )
+            stop.add_done_callback(partial(self._has_left, name))
+        return stop
 
-        async def is_there(member: ActorSpec) -> bool:
+    def _has_left(self, name: str, stop: asyncio.Task[dict[str, Any]]) -> None:
+        del self._leaving[name]
+        if self._supervisor.stopped(name) is None:
+            self._supervisor.left.pop(name, None)
+        if not stop.cancelled() and (error := stop.exception()) is not None:
+            log.warning("%s did not leave its node: %s", name, error)
+
+    async def _have_left(self) -> None:
+        if self._leaving:
+            await asyncio.wait(self._leaving.values())
+
+    async def _find(
+        self, config: BrokerConfig, node: str, within_s: float
+    ) -> ActorSpec | tuple[str, str] | None:
+        """The copy if it runs on this node, or has left it; None where it runs on another one or is
+        stopped. One that does not say is where the elections have seen it last; of one that they
+        have not seen, either, the key and why. A controller that starts again knows its copies
+        within a moment.
+        """
+        until_ms = SYSTEM_CLOCK.monotonic_ms() + within_s * 1000
+        name = names.broker(self._cluster, config.broker_name, config.broker_id)
+        while True:  # ends: it is known, or at the deadline
+            if (stopped := self._supervisor.stopped(name)) is not None:
+                return stopped if self._supervisor.left.get(name) == node else None
             try:
-                handle = self._supervisor.handle(member.name)
-                return bool(await gateway.call_async(handle, "node", timeout_s=NODE_S) == node)
+                its = await gateway.call_async(
+                    self._supervisor.handle(name),
+                    "node",
+                    timeout_s=min(NODE_S, _seconds_to(until_ms)),
+                )
             except ClusterError as error:
-                log.warning("where %s runs is not known: %s", member.name, error)
-                return False
-
-        running = [member for member in self._supervisor.supervised() if member.key is not None]
-        there = await asyncio.gather(*(is_there(member) for member in running))
-        left = self._supervisor.left
-        return [
-            *(member for member, found in zip(running, there, strict=True) if found),
-            *(
-                member
-                for member in self._supervisor.all_stopped()
-                if member.key is not None and left.get(member.name) == node
-            ),
-        ]
+                its = self._elections.node_of(config.broker_name, config.broker_id)
+                if its is None and SYSTEM_CLOCK.monotonic_ms() >= until_ms:
+                    key = names.replica_key(config.broker_name, config.broker_id)
+                    return key, f"where it runs is not known: {error}"
+            if its is not None:
+                return self._member(name) if its == node else None
+            await asyncio.sleep(POLL_S)
 
     def _has_place(self, name: str, nodes: Collection[gateway.Node]) -> bool:
         """Whether a node offers the disk of this copy, which is stopped."""
@@ -258,10 +314,6 @@ class ReplicaMaintenance:
             return True
         return False
 
-    async def _start(self, name: str) -> str:
-        await self._create(name)
-        return await self._serving(name)
-
     async def _create(self, name: str) -> None:
         """Of a copy that is stopped; nothing of one that runs."""
         stopped = self._supervisor.stopped(name)
@@ -272,9 +324,12 @@ class ReplicaMaintenance:
                 if member is not None:
                     await self._supervisor.create(self._with_identity(member))
 
-    async def _leave(self, config: BrokerConfig, force: bool) -> None:
-        """Hand over, if it is master; see what the others are without it. With ``force`` nothing
-        keeps it, and yet it hands over where another one can.
+    async def _leave(
+        self, config: BrokerConfig, force: bool, hand_over_s: float | None = None
+    ) -> None:
+        """Hand over, if it is master, in so long (None: as long as a promotion takes); see what the
+        others are without it. With ``force`` nothing keeps it, and yet it hands over where another
+        one can.
         """
         election = self._elections.of(config.broker_name)
         try:
@@ -283,7 +338,10 @@ class ReplicaMaintenance:
             self._refuse(config, error, force)
         if election.serving_master == config.broker_id:
             try:
-                await election.promote(None, False)
+                async with asyncio.timeout(hand_over_s):
+                    await election.promote(None, False)
+            except TimeoutError:
+                log.warning("nobody took %s over in %.0f s", config.broker_name, hand_over_s)
             except ClusterError as error:
                 self._refuse(config, error, force)
 
@@ -322,15 +380,16 @@ class ReplicaMaintenance:
             )
 
     def _awake(self, broker_name: str, replicas: tuple[int, ...] | None) -> tuple[int, ...] | None:
-        """Without those that are stopped: they stay in the sync state set until the master has
-        another one approved.
+        """Without those that are stopped or do not serve yet: they stay in the sync state set until
+        the master has another one approved.
         """
         if replicas is None:
             return None
+        copies = {number: names.broker(self._cluster, broker_name, number) for number in replicas}
         return tuple(
             number
-            for number in replicas
-            if self._supervisor.stopped(names.broker(self._cluster, broker_name, number)) is None
+            for number, name in copies.items()
+            if self._supervisor.stopped(name) is None and name not in self._starting
         )
 
     async def _end(self, member: ActorSpec) -> None:
@@ -349,16 +408,23 @@ class ReplicaMaintenance:
         await self._supervisor.remove(member.name)
 
     async def _serving(self, name: str) -> str:
-        deadline = SYSTEM_CLOCK.monotonic_ms() + START_MS
-        why: object = "it still reads its disk"
-        while SYSTEM_CLOCK.monotonic_ms() < deadline:
-            try:
-                address = await gateway.call_async(self._supervisor.handle(name), "serving")
-                if address is not None:
-                    return str(address)
-            except ClusterError as error:
-                why = error
-            await asyncio.sleep(POLL_S)
+        """Wait until this copy serves, without the lock: a node that goes does not wait for it."""
+        self._starting.add(name)
+        try:
+            deadline = SYSTEM_CLOCK.monotonic_ms() + START_MS
+            why: object = "it still reads its disk"
+            while SYSTEM_CLOCK.monotonic_ms() < deadline and self._supervisor.stopped(name) is None:
+                try:
+                    address = await gateway.call_async(self._supervisor.handle(name), "serving")
+                    if address is not None:
+                        return str(address)
+                except ClusterError as error:
+                    why = error
+                await asyncio.sleep(POLL_S)
+        finally:
+            self._starting.discard(name)
+        if self._supervisor.stopped(name) is not None:
+            raise ClusterError(f"{name} was stopped while it started", name)
         raise ClusterError(
             f"actor {name} does not serve after {START_MS // 1000} s ({why}): does its node "
             f"live? see its log with `ray logs`",
@@ -400,3 +466,23 @@ class ReplicaMaintenance:
             if broker.shell is ReplicaShell
             else None
         )
+
+
+def _row(key: str, error: str | None) -> dict[str, Any]:
+    return {"copy": key, "was": None, "master": None, "error": error}
+
+
+async def _failures(
+    each: Sequence[str], work: Callable[[str], Awaitable[object]]
+) -> dict[str, BaseException]:
+    """Of this work for all of them at once."""
+    ended = await asyncio.gather(*map(work, each), return_exceptions=True)
+    return {
+        name: error
+        for name, error in zip(each, ended, strict=True)
+        if isinstance(error, BaseException)
+    }
+
+
+def _seconds_to(until_ms: float) -> float:
+    return max(0.0, until_ms - SYSTEM_CLOCK.monotonic_ms()) / 1000

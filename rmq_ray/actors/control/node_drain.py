@@ -17,13 +17,14 @@ from typing import Any
 
 from rmq_ray.actors import gateway
 from rmq_ray.clock import SYSTEM_CLOCK
-from rmq_ray.errors import ConfigError, RmqError
+from rmq_ray.errors import ClusterError, ConfigError, RmqError
 
 DRAIN_S = 25.0
 """Clouds that take a host back give notice of 30 s, as Kubernetes does by default."""
 MARGIN_S = 1.0
 """Between the end of what an actor does and the end of the wait for its answer."""
 LEAST_S = 0.1
+AGAIN_MS = 200
 
 
 def drain_node(cluster: str, node: str | None, within_s: float) -> list[dict[str, Any]]:
@@ -31,18 +32,29 @@ def drain_node(cluster: str, node: str | None, within_s: float) -> list[dict[str
     (what became of it), ``error`` (None). See ``Cluster.drain_node``.
     """
     until_ms = SYSTEM_CLOCK.monotonic_ms() + within_s * 1000
-    controller = gateway.controller(cluster)
+    gateway.controller(cluster)
     here = _id_of(node)
     rows = _drain_workers(cluster, here, within_s / 2)
-    left_s = max(LEAST_S, (until_ms - SYSTEM_CLOCK.monotonic_ms()) / 1000)
-    left: list[dict[str, Any]] = gateway.call(
-        controller,
-        "leave_node",
-        here,
-        max(LEAST_S, left_s - MARGIN_S) * 1000,
-        timeout_s=left_s,
-    )
-    return rows + [_told(row) for row in left]
+    return rows + _drain_copies(cluster, here, until_ms)
+
+
+def _drain_copies(cluster: str, node: str, until_ms: float) -> list[dict[str, Any]]:
+    """A controller that is started again meanwhile is asked again."""
+    while True:  # ends: it has answered, or at the deadline
+        left_s = max(LEAST_S, (until_ms - SYSTEM_CLOCK.monotonic_ms()) / 1000)
+        try:
+            left: list[dict[str, Any]] = gateway.call(
+                gateway.controller(cluster),
+                "leave_node",
+                node,
+                max(LEAST_S, left_s - MARGIN_S) * 1000,
+                timeout_s=left_s,
+            )
+            return [_told(row) for row in left]
+        except ClusterError as error:
+            if SYSTEM_CLOCK.monotonic_ms() + AGAIN_MS >= until_ms:
+                return [{"part": "brokers", "state": "not stopped", "error": str(error)}]
+        SYSTEM_CLOCK.sleep_ms(AGAIN_MS)
 
 
 def _drain_workers(cluster: str, node: str, within_s: float) -> list[dict[str, Any]]:
@@ -76,8 +88,12 @@ def _told(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _id_of(node: str | None) -> str:
-    """``ConfigError`` where no living node has this id or address, or several have it."""
+    """``ConfigError`` where no living node has this id or address, or several have it, or none is
+    named where this process is on none.
+    """
     if node is None:
+        if gateway.by_ray_client():
+            raise ConfigError("name the node: a driver of Ray Client (ray://) is not on one", node)
         return gateway.my_node()
     nodes = gateway.nodes()
     found = [one.id for one in nodes if node in (one.id, one.address)]

@@ -215,23 +215,35 @@ class FleetShell:
             log.warning("group %s waits for resources: %s", self._spec.group, shortage)
 
     async def _grow(self, actors: int, timeout_s: float) -> None:
-        fresh = [self._create() for _ in range(actors - len(self._workers))]
+        before = len(self._workers)
+        until_ms = SYSTEM_CLOCK.monotonic_ms() + timeout_s * 1000
+        fresh = [self._create() for _ in range(actors - before)]
         outcomes = await asyncio.gather(
-            *(gateway.call_async(worker, "ping", timeout_s=timeout_s) for worker in fresh),
-            return_exceptions=True,
+            *(self._join(worker, until_ms) for worker in fresh), return_exceptions=True
         )
         failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if failures:
             supply = await self._supply()  # as long as those that came still use theirs
-            for worker in fresh:
+            joined, self._workers = self._workers[before:], self._workers[:before]
+            for worker in dict.fromkeys([*fresh, *joined]):
                 gateway.kill_worker(worker)
             raise ClusterError(
                 f"{len(failures)} of {len(fresh)} workers of group {self._spec.group!r} did "
                 f"not start: {failures[0]}; {self._demand.asked(len(fresh))}; {supply}",
                 self._spec.group,
             )
-        self._workers += fresh
         self._target = actors
+
+    async def _join(self, worker: Any, until_ms: float) -> None:
+        """It is one of the workers as soon as it has joined. Where Ray has made it meanwhile on a
+        node that goes, another one is.
+        """
+        await gateway.call_async(worker, "ping", timeout_s=_seconds_to(until_ms))
+        if self._going and await self._node(worker) in self._going:
+            self._workers.append(self._create())
+            await self._end([worker], True, _seconds_to(until_ms))
+        else:
+            self._workers.append(worker)
 
     async def _shrink(self, actors: int, drain: bool, timeout_s: float) -> bool:
         leaving, self._workers = self._workers[actors:], self._workers[:actors]
@@ -296,7 +308,10 @@ class FleetShell:
             await asyncio.sleep(WATCH_S)
             async with self._changing:
                 for at, worker in enumerate(self._workers):
-                    if await gateway.ping_handle(worker, PING_TIMEOUT_S) is Ping.MISSING:
+                    if (
+                        await gateway.ping_handle(worker, PING_TIMEOUT_S) is Ping.MISSING
+                        and self._workers[at] is worker  # a drain has not replaced it meanwhile
+                    ):
                         log.warning("a worker of group %s is gone and made anew", self._spec.group)
                         self._made_anew += 1
                         self._workers[at] = self._create()
@@ -353,6 +368,10 @@ class FleetShell:
             if row.permission & Permission.READ
         )
         return lag, queues
+
+
+def _seconds_to(until_ms: float) -> float:
+    return max(0.0, until_ms - SYSTEM_CLOCK.monotonic_ms()) / 1000
 
 
 class GroupLag(int):

@@ -98,7 +98,7 @@ class Broker:
         self._registration: BrokerRegistration | None = None
         self._replica: Replica | None = None
         self._ticking: asyncio.Task[None] | None = None
-        self._stopped = False
+        self._stopping: asyncio.Task[None] | None = None
         self._resting = asyncio.Lock()
         self._leadership = leadership
         self._host = ("", 0)
@@ -184,7 +184,7 @@ class Broker:
             None if config.port else self._kept_port(port_file),
             self._files,
         )
-        if self._stopped:
+        if self.stopped:
             await self._listener.close()
             raise _stopped_meanwhile()
         self.audit.begin()
@@ -197,9 +197,9 @@ class Broker:
         self._ticking = asyncio.get_running_loop().create_task(self._tick(), name="broker ticks")
         self._ticking.add_done_callback(self._ended)
         await self._recover(core, create)
-        if not config.port and not self._stopped:
+        if not config.port and not self.stopped:
             await self._offload.run(lambda: keep(port_file, bound.port, self._files))
-        if self._stopped:
+        if self.stopped:
             raise _stopped_meanwhile()
         if self._leadership is not None:
             self._leadership.begin(
@@ -324,11 +324,22 @@ class Broker:
         """The cluster's accounts, from now on; also while it recovers."""
         await self.access.take(rules)
 
+    @property
+    def stopped(self) -> bool:
+        """Whether ``stop`` was called: it ends, or has ended."""
+        return self._stopping is not None
+
     async def stop(self) -> None:
-        """See the drawing above. Raises the store's error when the log could not be flushed."""
-        if self._stopped:
-            return
-        self._stopped = True
+        """See the drawing above. Raises the store's error when the log could not be flushed.
+        Whoever asks again waits for the same end, which comes although a caller is cancelled.
+        """
+        if self._stopping is None:
+            self._stopping = asyncio.get_running_loop().create_task(
+                self._stop(), name="broker stop"
+            )
+        await asyncio.shield(self._stopping)
+
+    async def _stop(self) -> None:
         if self._core is not None and not self._who.is_slave:
             await wind_down(
                 self._who, self._core.acks.__len__, self._clock, answer_wait_ms(self._config)

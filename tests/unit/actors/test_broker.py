@@ -1,4 +1,6 @@
-"""What a replica's actor proposes: never more than its broker knows."""
+"""What a replica's actor proposes: never more than its broker knows; and whether a broker's actor
+says that it serves.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ import pytest
 from rmq_ray.actors import broker as module
 from rmq_ray.actors.broker import BrokerShell, ReplicaShell
 from rmq_ray.config import BrokerConfig, StoreConfig
+from rmq_ray.errors import StoreNotReady
 from rmq_ray.model.replica_roles import Assignment, ReplicaReport
 from rmq_ray.server.replication.leadership import Leadership
 from tests.support.waiting import loop_turns
@@ -57,3 +60,26 @@ def test_a_proposal_has_the_version_that_the_broker_took_and_none_of_an_assignme
 
     asyncio.run(story())
     assert asked == [("propose", "b", 0, 3, 2, (0,))]
+
+
+class Stopping:
+    """In place of a broker that serves until it is stopped."""
+
+    address, stopped = "host:1", False
+
+    async def stop(self) -> None:
+        self.stopped = True
+
+
+def test_an_actor_whose_broker_was_stopped_does_not_say_that_it_serves() -> None:
+    shell: Any = BrokerShell.__new__(BrokerShell)
+    shell._broker, shell._error, shell._started = Stopping(), None, True
+    shell._actor = "broker-a"
+
+    async def story() -> None:
+        assert await shell.serving() == "host:1"
+        await shell.stop()
+        with pytest.raises(StoreNotReady, match="broker-a was stopped"):
+            await shell.serving()
+
+    asyncio.run(story())

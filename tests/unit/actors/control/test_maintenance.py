@@ -19,8 +19,14 @@ from rmq_ray.actors.control.maintenance import ReplicaMaintenance
 from rmq_ray.actors.control.plan import ClusterPlan, StartOptions, make_plan
 from rmq_ray.actors.control.supervisor import ActorSpec, Supervisor, others_of
 from rmq_ray.actors.gateway import Ping
-from rmq_ray.clock import SYSTEM_CLOCK
-from rmq_ray.errors import ClusterError, PromotionRefused, RmqError, StoreMissing
+from rmq_ray.clock import SYSTEM_CLOCK, ManualClock
+from rmq_ray.errors import (
+    ClusterError,
+    PromotionRefused,
+    RmqError,
+    StoreMissing,
+    StoreNotReady,
+)
 from tests.support.waiting import loop_turns
 
 BROKER = "broker-a"
@@ -31,7 +37,8 @@ class Actors:
     """What runs in Ray. ``refused``: cannot be created now; ``kept``: does not go when it is
     killed; ``slow``: set while a creation waits for it; ``unmounted``: its disk is away now;
     ``failed``: it was when the actor began; ``nodes``: where each runs; ``living``: Ray's nodes;
-    ``hangs``: does not come to the end of its stop.
+    ``hangs``: set when its stop comes to an end; ``closed``: was stopped and not removed;
+    ``silent``: does not say where it runs; ``recovering``: does not serve yet.
     """
 
     alive: set[str] = field(default_factory=set)
@@ -43,7 +50,10 @@ class Actors:
     failed: set[str] = field(default_factory=set)
     nodes: dict[str, str] = field(default_factory=dict)
     living: list[gateway.Node] = field(default_factory=list)
-    hangs: set[str] = field(default_factory=set)
+    hangs: dict[str, asyncio.Event] = field(default_factory=dict)
+    closed: set[str] = field(default_factory=set)
+    silent: set[str] = field(default_factory=set)
+    recovering: set[str] = field(default_factory=set)
 
     async def nodes_beside(self) -> list[gateway.Node]:
         return self.living
@@ -70,9 +80,15 @@ class Actors:
             raise ClusterError(f"actor {handle} died", handle)
         self.told.append((handle, method))
         if method == "node":
-            return self.nodes.get(handle)
+            if handle in self.silent:
+                raise ClusterError(f"{handle} did not answer node", handle)
+            return self.nodes.get(handle, "elsewhere")
         if method == "stop" and handle in self.hangs:
-            await asyncio.Event().wait()
+            await self.hangs[handle].wait()
+        if method == "serving" and handle in self.recovering:
+            return None
+        if method == "serving" and handle in self.closed:
+            raise StoreNotReady(f"{handle} was stopped")
         if method == "serving" and handle in self.failed:
             raise StoreMissing(f"no store of {handle}: mount its disk", handle)
         return {"serving": f"address of {handle}", "status": {"identity": "i"}}.get(method)
@@ -83,6 +99,7 @@ class Actors:
     def kill(self, name: str, *, for_good: bool = True) -> bool:
         if name not in self.kept:
             self.alive.discard(name)
+            self.closed.discard(name)
         return True
 
 
@@ -105,6 +122,8 @@ class Election:
     serving_master: int | None
     sync_state_set: tuple[int, ...] = (0, 1, 2)
     promotions: int = 0
+    seen: dict[int, str] = field(default_factory=dict)
+    heir_is_slow: bool = False
 
     def in_sync_without(self, replica: int) -> tuple[int, ...] | None:
         if self.serving_master is None or replica not in self.sync_state_set:
@@ -113,6 +132,8 @@ class Election:
 
     async def promote(self, _replica: int | None, _force: bool) -> None:
         self.promotions += 1
+        if self.heir_is_slow:
+            await asyncio.Event().wait()
         self.serving_master = next(
             number for number in self.sync_state_set if number != self.serving_master
         )
@@ -126,6 +147,9 @@ class Decided:
 
     def of(self, _broker_name: str) -> Election:
         return self._election
+
+    def node_of(self, _broker_name: str, replica: int) -> str | None:
+        return self._election.seen.get(replica)
 
 
 def trio(replication: str = "sync", replicas: int = 2) -> ClusterPlan:
@@ -152,7 +176,13 @@ async def built(
     supervisor = Supervisor()
     for member in others_of(plan or trio(), {}, may_create_stores=True):
         await supervisor.create(member)
-    return supervisor, ReplicaMaintenance("c", supervisor, cast(Elections, Decided(election)), dict)
+    return supervisor, service_of(supervisor, election, plan)
+
+
+def service_of(
+    supervisor: Supervisor, election: Election, plan: ClusterPlan | None = None
+) -> ReplicaMaintenance:
+    return ReplicaMaintenance(plan or trio(), supervisor, cast(Elections, Decided(election)), dict)
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
@@ -394,6 +424,92 @@ def test_of_a_node_that_goes_nothing_is_refused_and_yet_its_master_hands_over(
     run(work())
 
 
+def test_a_hand_over_that_takes_long_leaves_time_to_flush(actors: Actors) -> None:
+    async def work() -> None:
+        _, service = await built(Election(0, heir_is_slow=True))
+        actors.nodes = {copy(0): "old"}
+        assert await service.leave_node("old", soon(1_000)) == [row(0, 0)]
+        assert copy(0) not in actors.alive and (copy(0), "stop") in actors.told
+
+    run(work())
+
+
+def test_a_controller_that_has_just_started_again_finds_the_copies_of_a_node_before_it_says_none(
+    actors: Actors,
+) -> None:
+    async def work() -> None:
+        supervisor, plan = Supervisor(), trio()
+        leaving = asyncio.create_task(service_of(supervisor, Election(1)).leave_node("old", soon()))
+        await loop_turns(5)
+        actors.nodes = dict.fromkeys(map(copy, range(3)), "other") | {copy(0): "old"}
+        for member in others_of(plan, {}, may_create_stores=True):
+            await supervisor.create(member)
+        assert await leaving == [row(0, 1)] and copy(0) not in actors.alive
+
+    run(work())
+
+
+def test_a_copy_that_does_not_say_where_it_runs_is_where_it_was_seen_last_or_an_error(
+    actors: Actors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ManualClock()
+    monkeypatch.setattr(maintenance, "SYSTEM_CLOCK", clock)
+
+    async def work() -> None:
+        _, service = await built(Election(1, seen={0: "old", 1: "other"}))
+        actors.silent = {copy(0), copy(1), copy(2)}
+        leaving = asyncio.create_task(service.leave_node("old", 10_000.0))
+        await loop_turns(10)
+        assert not leaving.done()
+        clock.advance_ms(5_000)
+        unknown, left = await leaving
+        assert (left, unknown["copy"]) == (row(0, 1), "broker-a/2")
+        assert "not known: c/broker-a/2 did not answer" in unknown["error"]
+        assert {copy(1), copy(2)} <= actors.alive and copy(0) not in actors.alive
+
+    run(work())
+
+
+def test_a_drain_that_finds_copies_in_work_for_all_its_time_does_nothing_then_and_later(
+    actors: Actors,
+) -> None:
+    async def work() -> None:
+        _, service = await built(Election(1))
+        actors.nodes = dict.fromkeys(map(copy, range(3)), "old")
+        actors.hangs[copy(2)] = asyncio.Event()
+        stopping = asyncio.create_task(service.stop(BROKER, 2, False))
+        await loop_turns(5)
+        (told,) = await service.leave_node("old", soon(30))
+        assert told["copy"] == "brokers" and "nothing was done" in told["error"]
+        actors.hangs[copy(2)].set()
+        await stopping
+        await loop_turns(20)
+        assert {copy(0), copy(1)} <= actors.alive
+
+    run(work())
+
+
+def test_a_drain_does_not_wait_until_a_copy_that_is_started_serves_and_till_then_it_is_not_counted(
+    actors: Actors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "START_MS", 5_000)
+
+    async def work() -> None:
+        _, service = await built(Election(1))
+        actors.nodes = {copy(0): "old"}
+        await service.stop(BROKER, 0, False)
+        actors.recovering.add(copy(0))
+        starting = asyncio.create_task(service.start(BROKER, 0))
+        await loop_turns(10)
+        with pytest.raises(PromotionRefused, match="1 copies of broker-a are in sync"):
+            await service.stop(BROKER, 2, False)
+        assert await service.leave_node("old", soon()) == [row(0, 1)]
+        with pytest.raises(ClusterError, match="was stopped while it started"):
+            await starting
+
+    run(work())
+
+
 def test_a_copy_that_left_starts_where_its_disk_is_next_once_its_node_is_gone(
     actors: Actors,
 ) -> None:
@@ -432,24 +548,56 @@ def test_a_copy_that_left_is_started_by_hand_and_one_stopped_by_hand_stays_so(
     run(work())
 
 
-def test_a_copy_whose_stop_hangs_keeps_no_other_and_the_next_call_ends_it(actors: Actors) -> None:
+async def pair(actors: Actors) -> tuple[Supervisor, ReplicaMaintenance, str, str]:
+    """Two brokers without slaves on a node that goes, and the first one hangs in its stop."""
+    plan = make_plan(
+        "c",
+        StartOptions(2, 1, "/x", "async", "closed"),
+        host="127.0.0.1",
+        ports=(0, 0),
+        secret=b"s" * 32,
+    )
+    supervisor, service = await built(Election(None), plan)
+    first, second = (names.broker("c", name, 0) for name in ("broker-a", "broker-b"))
+    actors.nodes, actors.hangs = {first: "old", second: "old"}, {first: asyncio.Event()}
+    return supervisor, service, first, second
+
+
+def test_a_copy_whose_stop_takes_long_keeps_no_other_and_the_next_call_waits_for_the_same_stop(
+    actors: Actors,
+) -> None:
     async def work() -> None:
-        plan = make_plan(
-            "c",
-            StartOptions(2, 1, "/x", "async", "closed"),
-            host="127.0.0.1",
-            ports=(0, 0),
-            secret=b"s" * 32,
-        )
-        _, service = await built(Election(None), plan)
-        first, second = (names.broker("c", name, 0) for name in ("broker-a", "broker-b"))
-        actors.nodes, actors.hangs = {first: "old", second: "old"}, {first}
-        hung, done = await service.leave_node("old", soon(50))
+        _, service, first, second = await pair(actors)
+        hung, done = await service.leave_node("old", soon(300))
         assert hung["error"] == "did not stop in time" and done["error"] is None
         assert first in actors.alive and second not in actors.alive
-        actors.hangs.clear()
-        found = await service.leave_node("old", soon())
-        assert [one["error"] for one in found] == [None, None] and first not in actors.alive
+        again = asyncio.create_task(service.leave_node("old", soon()))
+        await loop_turns(10)
+        assert not again.done() and first in actors.alive, "a stop is not cut off"
+        actors.hangs[first].set()
+        found = {one["copy"]: one["error"] for one in await again}
+        assert found == {"broker-a": None, "broker-b": None} and first not in actors.alive
+        assert actors.told.count((first, "stop")) == 1
+
+    run(work())
+
+
+def test_a_stop_that_nobody_waits_for_any_more_removes_its_actor_and_a_start_waits_for_it(
+    actors: Actors,
+) -> None:
+    async def work() -> None:
+        supervisor, service, first, _ = await pair(actors)
+        await service.leave_node("old", soon(300))
+        starting = asyncio.create_task(service.start("broker-a", 0))
+        await loop_turns(10)
+        assert not starting.done(), "it would attach to the actor that closes"
+        actors.hangs[first].set()
+        assert (await starting)["was"] == "stopped" and first in actors.alive
+        actors.hangs[first].clear()
+        await service.leave_node("old", soon(300))
+        actors.hangs[first].set()
+        await loop_turns(20)
+        assert first not in actors.alive and supervisor.histories()[first]["left"]
 
     run(work())
 
@@ -475,5 +623,23 @@ def test_a_controller_that_starts_again_leaves_a_copy_that_was_stopped_meanwhile
             await loop_turns()
         assert copy(0) not in actors.alive and (await shell.members())[copy(0)]["stopped"]
         assert await shell.start_copies() == [copy(0)] and copy(0) in actors.alive
+
+    run(work())
+
+
+def test_a_controller_that_starts_again_makes_a_closed_broker_anew_that_was_left_behind(
+    actors: Actors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = trio("async", replicas=0)
+    monkeypatch.setattr(controller, "is_restart", lambda: True)
+    monkeypatch.setattr(controller, "be_urgent", lambda: None)
+
+    async def work() -> None:
+        actors.alive |= {member.name for member in others_of(plan, {}, may_create_stores=False)}
+        actors.closed.add(copy(0))
+        shell = ControllerShell(plan)
+        while (await shell.state())[0] != "serving":
+            await loop_turns()
+        assert copy(0) in actors.alive - actors.closed
 
     run(work())

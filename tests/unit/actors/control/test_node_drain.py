@@ -11,9 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 from rmq_ray.actors import gateway
+from rmq_ray.actors.control import node_drain
 from rmq_ray.actors.control.node_drain import drain_node
 from rmq_ray.cli.base.context import Options
 from rmq_ray.cli.main import main
+from rmq_ray.clock import ManualClock
 from rmq_ray.cluster import Cluster
 from rmq_ray.errors import ClusterError, ConfigError
 
@@ -22,13 +24,16 @@ FLEET = "c/workers/billing"
 
 class Ray:
     """``fleet``: what a group answers; ``copies``: what the controller does; ``told``: what they
-    were called with.
+    were called with; ``restarts``: how often the controller dies first.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.fleet: Any = {"group": "billing", "moved": 0, "ended": True}
         self.copies: list[dict[str, Any]] = []
         self.told: list[tuple[Any, ...]] = []
+        self.restarts = 0
+        self.clock = ManualClock()
+        monkeypatch.setattr(node_drain, "SYSTEM_CLOCK", self.clock)
         monkeypatch.setattr(gateway, "controller", lambda _cluster: "controller")
         monkeypatch.setattr(gateway, "fleets", lambda _cluster: [FLEET, "c/workers/gone"])
         monkeypatch.setattr(gateway, "find", {FLEET: "fleet"}.get)
@@ -49,6 +54,9 @@ class Ray:
         self, handle: str, method: str, node: str, within_ms: float, timeout_s: float
     ) -> list[dict[str, Any]]:
         self.told.append((method, node, within_ms / 1000, timeout_s))
+        if self.restarts:
+            self.restarts -= 1
+            raise ClusterError("actor call leave_node failed because the actor died or restarts")
         return self.copies
 
 
@@ -92,6 +100,19 @@ def test_what_did_not_end_in_time_is_told_and_keeps_nothing_else(ray: Ray) -> No
     assert broker["error"] == "did not stop in time"
 
 
+def test_a_controller_that_is_started_again_is_asked_again_while_there_is_time(ray: Ray) -> None:
+    ray.copies, ray.restarts = [copy("running", None)], 2
+    assert [row["state"] for row in drain_node("c", "there", 5.0)] == ["stopped"]
+    assert [told[0] for told in ray.told] == ["leave_node"] * 4
+
+
+def test_what_workers_did_is_told_also_where_the_controller_does_not_come_back(ray: Ray) -> None:
+    ray.fleet, ray.restarts = {"group": "billing", "moved": 2, "ended": True}, 1_000
+    workers, brokers = drain_node("c", "there", 5.0)
+    assert (workers["state"], brokers["part"]) == ("2 moved", "brokers")
+    assert brokers["state"] == "not stopped" and "died or restarts" in brokers["error"]
+
+
 def test_a_node_that_is_none_and_an_address_of_two_are_refused_before_anything_is_done(
     ray: Ray,
 ) -> None:
@@ -99,6 +120,17 @@ def test_a_node_that_is_none_and_an_address_of_two_are_refused_before_anything_i
         with pytest.raises(ConfigError, match=rf"{found} nodes .*10\.0\.0\.2 \(there\)"):
             drain_node("c", named, 5.0)
     assert ray.told == []
+
+
+def test_by_ray_client_which_is_on_no_node_the_node_must_be_named(
+    ray: Ray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway, "by_ray_client", lambda: True)
+    with pytest.raises(ConfigError, match="name the node: .*ray://"):
+        drain_node("c", None, 5.0)
+    assert ray.told == []
+    drain_node("c", "there", 5.0)
+    assert {told[1] for told in ray.told} == {"there"}
 
 
 def test_the_command_says_that_nothing_runs_there_and_fails_for_what_did_not_end(

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import pytest
 
 import rmq_ray as rmq
 from rmq_ray.actors import gateway
+from rmq_ray.actors.gateway import Ping
 from rmq_ray.actors.workers import deployment, fleet
 from rmq_ray.actors.workers.deployment import AsyncOneByOne, OneByOne, consumer
 from rmq_ray.config import ConsumerConfig
+from tests.support.waiting import loop_turns
 
 
 def message(body: bytes) -> SimpleNamespace:
@@ -253,6 +256,83 @@ def test_the_workers_of_a_node_that_goes_end_in_good_order_and_others_are_made_e
         (worker, method) for worker, method in told if method == "stop"
     }
     assert made[4:] == [{"num_cpus": 1, "label_selector": {"ray.io/node-id": "!in(old)"}}] * 2
+
+
+@dataclass
+class MadeWorkers:
+    """``pings``: set when a worker joins; ``nodes``: where each of them runs."""
+
+    made: list[str] = field(default_factory=list)
+    killed: list[str] = field(default_factory=list)
+    pings: dict[str, asyncio.Event] = field(default_factory=dict)
+    nodes: dict[str, str] = field(default_factory=dict)
+    told: list[tuple[str, str, float]] = field(default_factory=list)
+
+    def create(self, *_arguments: object) -> str:
+        self.made.append(f"worker {len(self.made) + 1}")
+        return self.made[-1]
+
+    async def call_async(
+        self, worker: str, method: str, *_arguments: object, timeout_s: float
+    ) -> object:
+        self.told.append((worker, method, timeout_s))
+        if method == "ping" and worker in self.pings:
+            await self.pings[worker].wait()
+        return self.nodes.get(worker, "other") if method == "node" else True
+
+
+@pytest.fixture
+def ray_workers(monkeypatch: pytest.MonkeyPatch) -> MadeWorkers:
+    found = MadeWorkers()
+    monkeypatch.setattr(gateway, "create_worker", found.create)
+    monkeypatch.setattr(gateway, "call_async", found.call_async)
+    monkeypatch.setattr(gateway, "kill_worker", found.killed.append)
+    monkeypatch.setattr(fleet, "is_restart", lambda: False)
+    monkeypatch.setattr(fleet, "spawn", lambda work, _what: work.close())
+    return found
+
+
+def group_of(actors: int) -> fleet.FleetShell:
+    return fleet.FleetShell(gateway.pack(fleet.FleetSpec("c", "billing", None, {}, {}, actors)))
+
+
+def test_workers_that_are_being_added_leave_the_node_as_well(ray_workers: MadeWorkers) -> None:
+    async def work() -> None:
+        shell, late = group_of(2), asyncio.Event()
+        ray_workers.pings = {"worker 2": late}
+        ray_workers.nodes = {"worker 1": "old", "worker 2": "old"}
+        starting = asyncio.create_task(shell.start(5.0))
+        await loop_turns(10)
+        assert (await shell.leave_node("old", 5.0))["moved"] == 1, "who has joined goes at once"
+        late.set()
+        await starting
+        assert shell._workers == ["worker 3", "worker 4"]
+        assert ray_workers.killed == ["worker 1", "worker 2"]
+
+    asyncio.run(work())
+
+
+def test_a_worker_that_a_drain_has_replaced_is_not_made_anew_by_who_watches(
+    ray_workers: MadeWorkers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def missing(worker: str, _timeout_s: float) -> Ping:
+        if worker == "worker 1":
+            await shell.leave_node("old", 5.0)
+            shell._stopped = True
+            return Ping.MISSING
+        return Ping.ANSWERED
+
+    shell = group_of(2)
+    monkeypatch.setattr(fleet, "WATCH_S", 0)
+    monkeypatch.setattr(gateway, "ping_handle", missing)
+    ray_workers.nodes = {"worker 1": "old"}
+
+    async def work() -> None:
+        await shell.start(5.0)
+        await shell._watch()
+        assert shell._workers == ["worker 3", "worker 2"] and shell._made_anew == 0
+
+    asyncio.run(work())
 
 
 def test_what_looks_after_a_group_lives_on_the_head_and_is_found_by_who_drains_a_node(
