@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import rmq_ray as rmq
-from tests.support.brokers.live_cluster import CLUSTER, ROOT, SECRET, LiveCluster
+from tests.support.brokers.live_cluster import CLUSTER, ROOT, SECRET, LiveCluster, LiveProcess
 from tests.support.waiting import eventually
 
 BEGIN = """
@@ -85,6 +85,70 @@ loop = asyncio.new_event_loop()
 loop.run_until_complete(cell())
 loop.run_until_complete(cell())
 """
+CHAIN = """
+first, second = (rmq.Producer(linger_ms=1_000, **where) for _ in range(2))
+
+def again(future):
+    future.result()
+    second.send_async(topic, b"2").add_done_callback(lambda _: first.send_async(topic, b"3"))
+
+first.send_async(topic, b"1").add_done_callback(again)
+"""
+OWN_JOIN = """
+import threading
+
+class Own(threading.Thread):
+    def join(self, timeout=None):
+        raise RuntimeError("not for others")
+
+producer = rmq.Producer(linger_ms=1_000, **where)
+begun = threading.Event()
+
+def work():
+    begun.set()
+    threading.Thread.join(threading.main_thread())
+    producer.send_async(topic, b"x")
+
+producer.send(topic, b"x")
+thread = Own(target=work)
+thread.start()
+begun.wait()
+"""
+RELOADED = """
+rmq.Producer(linger_ms=1_000, **where).send_async(topic, b"x")
+for name in [name for name in sys.modules if name.partition(".")[0] == "rmq_ray"]:
+    del sys.modules[name]
+import rmq_ray as other
+
+assert other is not rmq
+other.Producer(linger_ms=1_000, **where).send_async(topic, b"x")
+"""
+FORKED = """
+import os
+
+rmq.Producer(linger_ms=1_000, **where).send_async(topic, b"x")
+child = os.fork()
+if child == 0:
+    rmq.Producer(linger_ms=1_000, **where).send_async(topic, b"x")
+    sys.exit(5)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+"""
+CHILDREN = """
+import multiprocessing
+
+def work():
+    rmq.Producer(linger_ms=1_000, **where).send_async(topic, b"x")
+
+child = multiprocessing.get_context("fork").Process(target=work)
+child.start()
+child.join()
+assert child.exitcode == 0
+"""
+FIRST_SEND = """
+with rmq.Producer(**where) as producer:
+    producer.send(topic, b"x")
+assert "numpy" not in sys.modules
+"""
 PROGRAMS = {
     "futures": (FUTURES, 50, 0),
     "sys.exit": (EXIT, 50, 3),
@@ -93,6 +157,12 @@ PROGRAMS = {
     "sends and closes at exit": (AT_EXIT, 2, 0),
     "asyncio.run": (ASYNC, 20, 0),
     "a loop that runs": (IN_A_LOOP, 10, 0),
+    "callbacks that send": (CHAIN, 3, 0),
+    "a thread with a join of its own": (OWN_JOIN, 2, 0),
+    "modules that are loaded again": (RELOADED, 2, 0),
+    "a forked child": (FORKED, 2, 0),
+    "a child of multiprocessing": (CHILDREN, 1, 0),
+    "one message without NumPy": (FIRST_SEND, 1, 0),
 }
 
 
@@ -116,7 +186,7 @@ def end_of(cluster: LiveCluster, program: str, topic: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def stored(cluster: LiveCluster, topic: str) -> int:
+def stored(cluster: LiveCluster | LiveProcess, topic: str) -> int:
     with rmq.PullConsumer("counting", start_from="first", **where(cluster)) as consumer:
         bounds = map(consumer.watermark_offsets, consumer.fetch_message_queues(topic))
         return sum(last - first for first, last in bounds)
@@ -128,7 +198,7 @@ def made(cluster: LiveCluster, topic: str) -> None:
     mq.admin.close()
 
 
-def where(cluster: LiveCluster) -> dict[str, Any]:
+def where(cluster: LiveCluster | LiveProcess) -> dict[str, Any]:
     return {"cluster": CLUSTER, "name_servers": cluster.lookup().name_servers, "secret": SECRET}
 
 
@@ -138,7 +208,19 @@ def test_what_was_promised_is_sent_before_the_program_ends(cluster: LiveCluster,
     topic = "ends-" + "".join(filter(str.isalpha, kind))
     made(cluster, topic)
     assert end_of(cluster, program, topic) == (code, "")
-    assert stored(cluster, topic) == count
+    assert eventually(lambda: stored(cluster, topic) == count)
+
+
+def test_callbacks_run_before_the_program_ends(cluster: LiveCluster) -> None:
+    made(cluster, "ends-callbacks")
+    program = """
+producer = rmq.Producer(linger_ms=1_000, **where)
+for number in range(3):
+    future = producer.send_async(topic, b"x")
+    future.add_done_callback(lambda ended, number=number: print(number, ended.result().status.name))
+"""
+    said = "".join(f"{number} SEND_OK\n" for number in range(3))
+    assert end_of(cluster, program, "ends-callbacks") == (0, said)
 
 
 def test_a_consumer_hands_its_offsets_over_and_holds_nobody_up(cluster: LiveCluster) -> None:
@@ -184,3 +266,35 @@ futures = [producer.send_async(topic, b"x") for _ in range(3)]
     said = running.communicate("\n", timeout=30)
     assert running.returncode == 0 and "Traceback" not in said[1]
     assert eventually(lambda: running.poll() == 0)
+
+
+def test_a_broker_that_comes_back_gets_what_was_given_a_long_time_out(tmp_path: Path) -> None:
+    program = """
+producer = rmq.Producer(send_timeout_ms=300, **where)
+producer.send(topic, b"x")
+print("kill", flush=True)
+sys.stdin.readline()
+producer.send_async(topic, b"x", timeout=60)
+"""
+    first = LiveProcess(tmp_path)
+    (server,) = first.lookup().name_servers
+    running = subprocess.Popen(
+        [sys.executable, "-c", BEGIN + program, "back", CLUSTER, server, SECRET.hex()],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert running.stdin is not None and running.stdout is not None
+    assert running.stdout.readline() == "kill\n"
+    first.kill()
+    running.stdin.write("\n")
+    running.stdin.flush()
+    with pytest.raises(subprocess.TimeoutExpired):
+        running.wait(3)
+    second = LiveProcess(tmp_path)
+    running.communicate(timeout=60)
+    assert running.returncode == 0
+    assert eventually(lambda: stored(second, "back") == 2)
+    second.kill()

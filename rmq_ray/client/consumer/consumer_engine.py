@@ -38,6 +38,7 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 
 from rmq_ray.client.consumer.assigned_queue import AssignedQueue
 from rmq_ray.client.consumer.consumer_parts import ConsumerParts
@@ -46,6 +47,7 @@ from rmq_ray.client.consumer.puller import Puller, PullPace
 from rmq_ray.client.consumer.rebalancer import Rebalancer
 from rmq_ray.client.consumer.subscriptions import check_sql_filters
 from rmq_ray.client.instance.client_instance import ClientInstance
+from rmq_ray.client.instance.settling import HandOver
 from rmq_ray.clock import Clock
 from rmq_ray.errors import RemotingError
 from rmq_ray.model.groups import ConsumerData, Heartbeat
@@ -100,6 +102,13 @@ class ConsumerEngine(ABC):
         """Hand the offsets of the held queues over without waiting."""
         self.parts.offsets.persist_all(self.parts.assigned.snapshot().keys())
 
+    def halt(self) -> HandOver:
+        """See ``ManagedConsumer``."""
+        self._halt_pulling()
+        held = self.parts.assigned.snapshot()
+        kept = {q: offset for q, offset in self.parts.offsets.clone().items() if q in held}
+        return partial(self.parts.offsets.hand_over, kept)
+
     def handle_request(self, command: Command, address: Address) -> Command | None:
         """Of an operator; see ``OperatorRequests``."""
         return self.operator_requests.handle(command, address)
@@ -108,9 +117,13 @@ class ConsumerEngine(ABC):
     def reset_offset(self, work: AssignedQueue, offset: int) -> None:
         """An operator moves the group on this queue. In a reader thread: must be quick."""
 
-    def _stop_pulling(self) -> None:
+    def _halt_pulling(self) -> None:
         self.puller.pace = PullPace.STOPPED
         self.reconnector.stop()
+        self.rebalancer.halt()
+
+    def _stop_pulling(self) -> None:
+        self._halt_pulling()
         self.rebalancer.stop()
 
     def _leave_group(self) -> None:

@@ -32,6 +32,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 from rmq_ray.client.consumer.flow_control import Pausable
 from rmq_ray.client.consumer.subscriptions import SubscriptionTable
 from rmq_ray.client.instance.client_instance import ClientInstance, ServiceState
+from rmq_ray.client.instance.settling import HandOver
 from rmq_ray.clock import Clock
 from rmq_ray.errors import ClientError
 from rmq_ray.model.groups import ConsumerData
@@ -164,6 +165,10 @@ class Engine(Protocol):
 
     def persist_offsets(self) -> None:
         """Hand offsets over without waiting for answers."""
+        ...
+
+    def halt(self) -> HandOver:
+        """See ``ManagedConsumer``."""
         ...
 
     def handle_request(self, command: Command, address: Address) -> Command | None:
@@ -309,6 +314,17 @@ class GroupConsumer(ABC, Generic[E]):
         """See ``ManagedConsumer``."""
         if self._engine is not None and self._life.state is ServiceState.RUNNING:
             self._engine.persist_offsets()
+
+    def halt(self) -> HandOver:
+        """See ``ManagedConsumer``. One that is stopped meanwhile hands them over itself."""
+        runs = self._engine is not None and self._life.state is ServiceState.RUNNING
+        hand_over = self._engine.halt() if runs and self._engine is not None else None
+
+        def unless_stopped(until_ms: float) -> None:
+            if hand_over is not None and self._life.state is ServiceState.RUNNING:
+                hand_over(until_ms)
+
+        return unless_stopped
 
     def handle_request(self, command: Command, address: Address) -> Command | None:
         """See ``ManagedConsumer``."""

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from math import inf
 from typing import ClassVar
 
 from rmq_ray.client.consumer.offset_store import OffsetStore, ReadOffset
@@ -144,18 +145,20 @@ class LocalFileOffsetStore(OffsetStore):
 
     def persist(self, queue: MessageQueue) -> bool:
         """See ``OffsetStore``. False when the disk refuses: it is tried again with the next one."""
-        return self._save([queue]) if queue in self._offsets else False
+        return self._save([queue], self._offsets) if queue in self._offsets else False
 
     def persist_all(self, queues: Collection[MessageQueue]) -> None:
         """See ``OffsetStore``; but nothing is forgotten, since nobody else has it."""
-        self._save(queues)
+        self._save(queues, self._offsets)
 
-    def _save(self, queues: Collection[MessageQueue]) -> bool:
+    def hand_over(self, table: Mapping[MessageQueue, int], until_ms: float = inf) -> None:
+        """See ``OffsetStore``."""
+        self._save(table, table)
+
+    def _save(self, queues: Collection[MessageQueue], offsets: Mapping[MessageQueue, int]) -> bool:
         with self._saving:
             with self._lock:
-                table = self._kept | {
-                    queue: self._offsets[queue] for queue in queues if queue in self._offsets
-                }
+                table = self._kept | {queue: offsets[queue] for queue in queues if queue in offsets}
             if table == self._kept:
                 return True
             try:

@@ -17,8 +17,9 @@ from __future__ import annotations
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from enum import Enum
+from math import inf
 from typing import ClassVar
 
 from rmq_ray.client.consumer.known_group import KnownGroup
@@ -98,6 +99,10 @@ class OffsetStore(ABC):
     @abstractmethod
     def persist_all(self, queues: Collection[MessageQueue]) -> None:
         """Hand the offsets of these queues over without waiting; forget all others."""
+
+    @abstractmethod
+    def hand_over(self, table: Mapping[MessageQueue, int], until_ms: float = inf) -> None:
+        """Hand these offsets over without waiting for answers, those that can be until then."""
 
     def remove(self, queue: MessageQueue) -> None:
         """Forget it in memory."""
@@ -216,16 +221,26 @@ class RemoteOffsetStore(OffsetStore):
             for queue in [known for known in self._offsets if known not in kept]:
                 del self._offsets[queue]
             self._moved &= kept
-            table = sorted(self._offsets.items())
-        for queue, offset in table:
+            table = dict(self._offsets)
+        self.hand_over(table)
+
+    def hand_over(self, table: Mapping[MessageQueue, int], until_ms: float = inf) -> None:
+        """See ``OffsetStore``. A broker that fails once is not tried for its other queues: each try
+        may take as long as a connection may.
+        """
+        failed: set[str] = set()
+        for queue, offset in sorted(table.items()):
             address = self._client.routes.broker_address(queue.broker_name)
-            if address is None:
+            if address is None or queue.broker_name in failed:
                 continue
+            if self._client.clock.monotonic_ms() >= until_ms:
+                return
             command = self._update_command(queue, offset)
             command.flag |= FLAG_ONEWAY
             try:
                 self._client.link.oneway(address, command)
             except RemotingError as error:
+                failed.add(queue.broker_name)
                 log.info(
                     "offset %d of group %s in %s not sent, next time again: %s",
                     offset,

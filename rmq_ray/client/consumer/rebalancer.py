@@ -132,11 +132,15 @@ class Rebalancer:
             self._beat_wanted = True
             self._wake.notify()
 
-    def stop(self) -> None:
-        """No rebalance begins after this; waits for the running one."""
+    def halt(self) -> None:
+        """No rebalance begins after this."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
+
+    def stop(self) -> None:
+        """The same; waits for the running one."""
+        self.halt()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(JOIN_TIMEOUT_S)
 

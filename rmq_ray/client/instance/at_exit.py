@@ -13,20 +13,27 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+NAME = "rmq-at-exit"
 WAIT_S = 60.0
 """For one thread, before it is looked again who is there."""
 
 
 def when_program_is_over(action: Callable[[], None]) -> None:
     """Have it called once, in a thread that the interpreter waits for at its exit."""
-    threading.Thread(target=_await_others, args=(action,), name="rmq-at-exit", daemon=False).start()
+    threading.Thread(target=_await_others, args=(action,), name=NAME, daemon=False).start()
 
 
 def _await_others(action: Callable[[], None]) -> None:
-    while others := [thread for thread in threading.enumerate() if _holds_exit(thread)]:
-        others[0].join(WAIT_S)  # ends: with the program
-    action()
+    try:
+        while others := [thread for thread in threading.enumerate() if _holds_exit(thread)]:
+            # a class of the user's may have a ``join`` of its own
+            threading.Thread.join(others[0], WAIT_S)  # ends: with the program
+    finally:
+        action()
 
 
 def _holds_exit(thread: threading.Thread) -> bool:
-    return not thread.daemon and thread.is_alive() and thread is not threading.current_thread()
+    """Others of this name are of a copy of this module that was loaded again; two of them would
+    wait for each other.
+    """
+    return not thread.daemon and thread.name != NAME and threading.Thread.is_alive(thread)

@@ -33,12 +33,12 @@ from typing import Protocol, TypeVar
 from rmq_ray.client.instance.at_exit import when_program_is_over
 from rmq_ray.client.instance.broker_link import BrokerLink
 from rmq_ray.client.instance.route_cache import RouteCache, RouteWatch
+from rmq_ray.client.instance.settling import Debtor, HandOver, settle
 from rmq_ray.client.instance.stopped_brokers import StoppedBrokers
 from rmq_ray.client.instance.timers import ClientTimers
 from rmq_ray.clock import SYSTEM_CLOCK, Clock
 from rmq_ray.config import RemotingLimits
 from rmq_ray.errors import ClientError, RemotingError, ResponseError, RouteNotAuthorized
-from rmq_ray.guard import guarded
 from rmq_ray.model.groups import ConsumerData, Heartbeat
 from rmq_ray.model.ids import MASTER_ID, Address
 from rmq_ray.model.topics import TopicRoute
@@ -61,7 +61,7 @@ class ServiceState(Enum):
     INHERITED = "inherited through a fork: it belongs to the parent process"
 
 
-class ManagedProducer(Protocol):
+class ManagedProducer(Debtor, Protocol):
     """A producer, as its client instance sees it."""
 
     @property
@@ -76,10 +76,6 @@ class ManagedProducer(Protocol):
 
     def published_topics(self) -> Collection[str]:
         """Topics whose routes are refreshed every 30 s. Called from the timer thread."""
-        ...
-
-    def drain(self) -> None:
-        """The program is over: send what lingers, wait for the answers, up to the send time-out."""
         ...
 
     def handle_request(self, command: Command, address: Address) -> Command | None:
@@ -122,6 +118,12 @@ class ManagedConsumer(Protocol):
     def persist_offsets(self) -> None:
         """Every 5 s, from the timer thread: hand offsets to the brokers (one-way) or to the local
         file.
+        """
+        ...
+
+    def halt(self) -> HandOver:
+        """The program is over: pull and hand out nothing more, and keep the offsets as they are
+        now. Must not block.
         """
         ...
 
@@ -219,12 +221,7 @@ class ClientInstance:
     @staticmethod
     def running() -> list[ClientInstance]:
         """The instances of this process that are running."""
-        with _registry.lock:
-            return [
-                found
-                for found in _registry.instances.values()
-                if found.state is ServiceState.RUNNING
-            ]
+        return _registry.running()
 
     @property
     def state(self) -> ServiceState:
@@ -261,12 +258,16 @@ class ClientInstance:
             self._state = ServiceState.RUNNING
         _registry.watch_exit()
 
-    def settle(self) -> None:
-        """The program is over: producers send what they took, consumers hand over their offsets."""
-        for producer in list(self._producers.values()):
-            kind = f"what producer {producer.group} still had to send"
-            guarded(log, kind, producer.drain, then="the program ends")
-        guarded(log, "handing offsets over", self._persist, then="the program ends")
+    def producers(self) -> list[ManagedProducer]:
+        """Those that belong to it now."""
+        return list(self._producers.values())
+
+    def halts(self) -> list[Callable[[], HandOver]]:
+        """What stops its consumers, see ``ManagedConsumer``. Its timer hands no offsets over from
+        now on.
+        """
+        self.timers.cancel("offsets")
+        return [consumer.halt for consumer in list(self._consumers.values())]
 
     def release(self) -> None:
         """Stop timers and connections if no producer and no consumer is left; else nothing. Safe to
@@ -538,9 +539,18 @@ class _Registry:
                 when_program_is_over(self._settle)
                 self._watches_exit = True
 
+    def running(self) -> list[ClientInstance]:
+        """Those that run."""
+        with self.lock:
+            found = list(self.instances.values())
+        return [each for each in found if each.state is ServiceState.RUNNING]
+
     def _settle(self) -> None:
-        for instance in ClientInstance.running():
-            instance.settle()
+        settle(
+            lambda: [producer for found in self.running() for producer in found.producers()],
+            [halt for found in self.running() for halt in found.halts()],
+            SYSTEM_CLOCK,
+        )
 
     def new_id(self, discovery: Discovery, clock: Clock) -> str:
         """``ip@pid#nanotime``, the nanotime rising so that two ids made at once differ."""

@@ -72,6 +72,11 @@ class Callbacks:
             self._worker.after(0.0, through.set)
             through.wait(timeout_ms / 1000)
 
+    @property
+    def outstanding(self) -> int:
+        """How many wait, or threads run some."""
+        return len(self._line) + len(self._running)
+
     def check_may_wait(self, what: str) -> None:
         """``ClientError`` in a callback."""
         if threading.get_ident() in self._running:

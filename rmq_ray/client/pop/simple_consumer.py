@@ -27,6 +27,7 @@ from typing import Any
 from rmq_ray.client.consumer.consumer_lifecycle import GroupConsumer
 from rmq_ray.client.consumer.consumer_options import tell_beginning
 from rmq_ray.client.instance.client_instance import ClientInstance, ServiceState
+from rmq_ray.client.instance.settling import HandOver
 from rmq_ray.client.instance.timers import DelayedCalls
 from rmq_ray.client.messages.listener import DEAD_LETTER_LEVEL
 from rmq_ray.client.messages.received import MessageExt
@@ -106,6 +107,10 @@ class PopEngine:
 
     def persist_offsets(self) -> None:
         """Nothing: brokers keep the progress."""
+
+    def halt(self) -> HandOver:
+        """The same."""
+        return lambda _until_ms: None
 
     def handle_request(self, command: Command, address: Address) -> Command | None:
         """Nothing that an operator may ask of consumers is known here."""

@@ -30,6 +30,7 @@ from rmq_ray.client.consumer.flow_control import Pausable
 from rmq_ray.client.consumer.offset_store import ReadOffset
 from rmq_ray.client.consumer.subscriptions import check_sql_filters, check_subscriptions
 from rmq_ray.client.instance.client_instance import ClientInstance, ServiceState
+from rmq_ray.client.instance.settling import HandOver
 from rmq_ray.client.outgoing.send_request import TIMEOUT_S_MAX
 from rmq_ray.client.pull.pull_engine import PullEngine
 from rmq_ray.client.pull.pulled_batch import PulledBatch
@@ -83,6 +84,7 @@ class PullConsumer(GroupConsumer[PullEngine]):
         # a signal handler that closes may have interrupted a poll
         self._polling = threading.RLock()
         self._commits = True
+        self._halted = False
         self._subscribing = False
         self._assigned: frozenset[MessageQueue] = frozenset()
         self._returned: list[AssignedQueue] = []  # queues of the latest poll
@@ -111,6 +113,11 @@ class PullConsumer(GroupConsumer[PullEngine]):
             self._engine.subscribed()
         elif self._assigned:
             self._engine.assign(self._assigned)
+
+    def halt(self) -> HandOver:
+        """See ``ManagedConsumer``: polls of threads that go on commit nothing by themselves."""
+        self._halted = True
+        return super().halt()
 
     def _end(self, timeout_ms: int) -> bool:
         engine = self._engine
@@ -214,7 +221,7 @@ class PullConsumer(GroupConsumer[PullEngine]):
                 self._group,
             )
         with self._polling:
-            if self._settings.auto_commit:
+            if self._settings.auto_commit and not self._halted:
                 self._auto_commit(engine)
             batch, returned = engine.ready.take(max_messages, max(0.0, timeout) * 1000)
             self._returned = returned

@@ -32,6 +32,7 @@ from rmq_ray.client.consumer.operator_requests import ORDERLY, OperatorRequests
 from rmq_ray.client.consumer.rebalancer import Rebalancer
 from rmq_ray.client.consumer.subscriptions import SubscriptionTable
 from rmq_ray.client.instance.client_instance import ClientInstance
+from rmq_ray.client.instance.settling import HandOver
 from rmq_ray.client.instance.timers import DelayedCalls
 from rmq_ray.client.pull.prefetch_buffer import PrefetchBuffer, PrefetchLimits
 from rmq_ray.errors import RemotingError
@@ -135,6 +136,11 @@ class PullEngine(ConsumerEngine):
         self.persist(self.offsets.clone())
         self._leave_group()
         return True
+
+    def halt(self) -> HandOver:
+        """See ``ManagedConsumer``. Commits go on to count, up to the end."""
+        self._halt_pulling()
+        return lambda until_ms: self.offsets.hand_over(self.offsets.clone(), until_ms)
 
     def rebalance_now(self) -> None:
         """Assigned queues are not divided: nothing to do for them."""

@@ -96,9 +96,13 @@ class ConsumingThreads(ABC, Generic[T]):
         """True in a consuming thread, which cannot wait for itself."""
         return threading.current_thread() in self._threads
 
+    def halt(self) -> None:
+        """Hand nothing more to the listener."""
+        self._stopping = True
+
     def stop(self, timeout_ms: float) -> bool:
         """Let running listeners end and settle; False when some still run after ``timeout_ms``."""
-        self._stopping = True
+        self.halt()
         self._ready.limit = inf
         for _ in self._threads:
             self._ready.put(None)

@@ -34,6 +34,7 @@ from rmq_ray.client.consumer.queue_leases import OwnQueues, QueueLeases
 from rmq_ray.client.consumer.rebalancer import Rebalancer
 from rmq_ray.client.consumer.subscriptions import SubscriptionTable
 from rmq_ray.client.instance.client_instance import ClientInstance
+from rmq_ray.client.instance.settling import HandOver
 from rmq_ray.client.instance.timers import DelayedCalls
 from rmq_ray.client.messages.listener import Listener
 from rmq_ray.client.push.consume_concurrently import ConcurrentConsumption, claim_messages
@@ -168,6 +169,11 @@ class PushEngine(ConsumerEngine):
         if self.leases is not None:
             self.leases.start()
         self.rebalancer.start()
+
+    def halt(self) -> HandOver:
+        """See ``ManagedConsumer``. What listeners are at now comes again."""
+        self.consumption.halt()
+        return super().halt()
 
     def end(self, timeout_ms: int) -> bool:
         """Stop the parts in the order in which messages flow; True when every listener ended in

@@ -153,6 +153,8 @@ class AsyncSender:
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
         self._sends: set[AsyncSend] = set()
+        self.admitted = 0
+        """How many sends it has taken so far."""
         self._order: PerQueueOrder[AsyncSend] = PerQueueOrder()
 
     def submit(self, send: AsyncSend) -> None:
@@ -165,6 +167,7 @@ class AsyncSender:
         follows, in any order.
         """
         with self._lock:
+            self.admitted += 1
             self._sends.add(send)
             self._order.add(send)
 
@@ -184,7 +187,7 @@ class AsyncSender:
             return self._idle.wait_for(lambda: not (wanted & self._sends), timeout_ms / 1000)
 
     def abandon(self, reason: str) -> None:
-        """Finish every send that is left, as unknown; the worker has closed."""
+        """Finish every send that is left, as unknown."""
         with self._lock:
             sends = list(self._sends)
             self._order.clear()
@@ -196,6 +199,12 @@ class AsyncSender:
     def waiting(self) -> int:
         """How many sends have not ended."""
         return len(self._sends)
+
+    @property
+    def until_ms(self) -> float:
+        """When the time of the last one is over, monotonic; 0 where there is none."""
+        with self._lock:
+            return max((send.until_ms for send in self._sends), default=0.0)
 
     def outcomes(self) -> list[BatchOutcome]:
         """Of the sends that are not finished."""
@@ -219,6 +228,8 @@ class AsyncSender:
         """Encode if need be and begin an attempt; returns when the bytes are handed to the
         connection. Never raises.
         """
+        if send.done:
+            return  # given up while the worker was to go on with it
         queue = send.outcome.queue
         try:
             flight = send.flight or self._prepare(send)

@@ -194,9 +194,22 @@ class Accumulator:
         for batch in batches:
             self._ship(batch)
 
+    def leave_all(self) -> None:
+        """Hand all open batches to the sender, which is to end them; nothing is sent."""
+        with self._lock:
+            for batch in list(self._open.values()):
+                self._leave(batch)
+
     def outcomes(self) -> list[BatchOutcome]:
         """Of the batches that are open."""
         return [batch.outcome for batch in list(self._open.values())]
+
+    @property
+    def until_ms(self) -> float:
+        """When the time of the last open batch is over, monotonic; 0 where there is none."""
+        with self._lock:
+            open_ = list(self._open.values())
+        return max((batch.started_ms + batch.timeout_ms for batch in open_), default=0.0)
 
     def _append_new(
         self, key: Key, message: tuple[bytes, str, int, int], timeout_ms: float, ordered: bool

@@ -129,16 +129,37 @@ class ProducerCore:
         self.worker.start()
         self.instance.timers.soon("heartbeat", self.instance.heartbeat)
 
-    def drain(self) -> None:
-        """Send what lingers, wait for the answers up to the send time-out, and for the callbacks
-        of those that came.
-        """
-        self._flush_batches()
-        self.callbacks.wait_through(CLOSE_SLACK_MS)
+    @property
+    def due_ms(self) -> float:
+        """See ``Debtor``: the time-outs that callers asked for, and one more of a callback's."""
+        until_ms = max(self.batches.until_ms, self.async_sender.until_ms)
+        left = until_ms - self.clock.monotonic_ms()
+        return max(self.config.send_timeout_ms, left) + CLOSE_SLACK_MS
 
-    def _flush_batches(self) -> None:
+    @property
+    def outstanding(self) -> int:
+        """See ``Debtor``. Counted in the order in which a send moves on: none is missed."""
+        return len(self.batches.outcomes()) + self.async_sender.waiting + self.callbacks.outstanding
+
+    @property
+    def admitted(self) -> int:
+        """See ``Debtor``."""
+        return self.async_sender.admitted
+
+    def ship(self) -> None:
+        """See ``Debtor``."""
         self.batches.flush()
-        self.async_sender.wait_idle(self.config.send_timeout_ms + CLOSE_SLACK_MS)
+
+    def wait_through(self, timeout_ms: float) -> None:
+        """See ``Debtor``."""
+        until_ms = self.clock.monotonic_ms() + timeout_ms
+        self.async_sender.wait_idle(timeout_ms)
+        self.callbacks.wait_through(max(0.0, until_ms - self.clock.monotonic_ms()))
+
+    def give_up(self, why: str) -> None:
+        """See ``Debtor``."""
+        self.batches.leave_all()
+        self.async_sender.abandon(why)
 
     def close(self) -> None:
         """Send what lingers, wait for the answers up to the send time-out, unregister, let go of
@@ -147,7 +168,8 @@ class ProducerCore:
         self.queues.closing = True
         for close in self.closers:
             close()
-        self._flush_batches()
+        self.batches.flush()
+        self.async_sender.wait_idle(self.config.send_timeout_ms + CLOSE_SLACK_MS)
         if self.probe is not None:
             self.probe.stop()
         self.callbacks.wait_through(CLOSE_SLACK_MS)

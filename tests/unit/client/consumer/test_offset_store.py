@@ -6,9 +6,10 @@ import pytest
 
 from rmq_ray.client.consumer.offset_store import ReadOffset, RemoteOffsetStore
 from rmq_ray.client.pull.pull_engine import CommittedOffsets
-from rmq_ray.errors import RequestTimeout
-from rmq_ray.model.ids import MessageQueue
+from rmq_ray.errors import ConnectFailed, RequestTimeout
+from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.remoting.wire.codes import RequestCode
+from rmq_ray.remoting.wire.frame import Command
 from tests.support.clients.scripted_client import ADDRESS, ScriptedClient
 
 QUERY, UPDATE = RequestCode.QUERY_CONSUMER_OFFSET, RequestCode.UPDATE_CONSUMER_OFFSET
@@ -106,6 +107,28 @@ def test_a_broker_that_is_away_does_not_keep_the_others_from_hearing_their_offse
     client.down.add(ADDRESS)
     offsets.persist_all(queues)
     assert offsets.clone() == dict.fromkeys(queues, 1)
+
+
+class Timed(ScriptedClient):
+    """Each try to reach a broker takes the time of a connection, and fails."""
+
+    tried = 0
+
+    def oneway(self, address: Address, command: Command) -> None:
+        self.tried += 1
+        self.clock.sleep_ms(3_000)
+        raise ConnectFailed("its host is gone", str(address))
+
+
+def test_a_broker_that_is_gone_is_tried_once_and_the_others_until_the_time_is_over() -> None:
+    client = Timed()
+    queues = client.add_topic("orders", 4, brokers=("broker-a", "broker-b", "broker-c"))
+    offsets = RemoteOffsetStore("g", client)
+    table = dict.fromkeys(queues, 1)
+    offsets.hand_over(table)
+    assert client.tried == 3
+    offsets.hand_over(table, until_ms=client.clock.monotonic_ms() + 4_000)
+    assert client.tried == 5
 
 
 def test_a_commit_says_that_it_only_rises_unless_somebody_moved_its_queue() -> None:

@@ -4,6 +4,7 @@ what a moved offset does.
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import pytest
@@ -212,3 +213,15 @@ def test_stats_tell_positions_and_what_lies_here() -> None:
     assert found["queues"] == [
         {"topic": "orders", "broker": "broker-a", "queue_id": 0, "position": 10, "lag": 90}
     ]
+
+
+def test_a_commit_after_the_program_is_over_is_not_set_back() -> None:
+    rig = Rig()
+    queue = rig.queues[0]
+    rig.assign(queue)
+    hand_over = rig.engine.halt()
+    rig.engine.offsets.commit(queue, 20)
+    assert rig.engine.persist([queue]) == []
+    hand_over(inf)
+    told = rig.client.requests(RequestCode.UPDATE_CONSUMER_OFFSET)
+    assert [command.fields["commitOffset"] for command in told] == ["20", "20"]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from math import inf
 from typing import Any
 
 import pytest
@@ -148,6 +149,21 @@ def test_a_commit_names_the_epoch_of_the_log_that_was_read() -> None:
     engine.parts.offsets.persist(work.queue)
     told = [(command.fields or {}).get("rmqLogEpoch") for command in client.requests(UPDATE)]
     assert told == [None, "3"]
+
+
+def test_what_listeners_end_after_the_program_is_over_is_not_handed_over() -> None:
+    engine, client, queues = engine_of()
+    for queue in queues[:2]:
+        engine.parts.assigned.put(AssignedQueue(queue, 5, client.clock.now_ms()))
+        engine.parts.offsets.update(queue, 5)
+    engine.parts.offsets.update(queues[2], 5)  # given away
+    hand_over = engine.halt()
+    engine.parts.offsets.update(queues[0], 9)
+    engine.puller.pull(engine.parts.assigned.snapshot()[queues[0]])
+    assert client.sent == [], "a pull carries the offset, too"
+    hand_over(inf)
+    told = [command.fields["commitOffset"] for command in client.requests(UPDATE)]
+    assert told == ["5", "5"]
 
 
 def test_where_the_log_was_cut_behind_unfinished_messages_these_come_first() -> None:
