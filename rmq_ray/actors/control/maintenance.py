@@ -27,7 +27,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from rmq_ray.actors import gateway, names
+from rmq_ray.actors import gateway, names, placement
 from rmq_ray.actors.broker import ReplicaShell
 from rmq_ray.actors.control.elections import Election, Elections
 from rmq_ray.actors.control.plan import ClusterPlan
@@ -296,7 +296,7 @@ class ReplicaMaintenance:
                 return self._member(name) if its == node else None
             await asyncio.sleep(POLL_S)
 
-    def _has_place(self, name: str, nodes: Collection[gateway.Node]) -> bool:
+    def _has_place(self, name: str, nodes: Collection[placement.Node]) -> bool:
         """Whether a node offers the disk of this copy, which is stopped."""
         member = self._supervisor.stopped(name)
         return member is not None and any(

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rmq_ray.actors import gateway
+from rmq_ray.actors import gateway, placement
 from rmq_ray.actors.client_actors import ConsumerShell
 from rmq_ray.actors.discovery import RayDiscovery
 from rmq_ray.actors.gateway import Ping
@@ -195,7 +195,7 @@ class FleetShell:
             ConsumerShell,
             (spec.group, spec.listener, spec.subscriptions),
             {"cluster": spec.cluster, **spec.settings},
-            spec.options | gateway.elsewhere(self._going),
+            spec.options | placement.elsewhere(self._going),
         )
 
     async def _node(self, worker: Any) -> str | None:
@@ -474,7 +474,8 @@ class Workers:
     def stop(self, drain: bool = True, timeout_s: float = 60.0) -> bool:
         """End the group's workers. ``drain``: running handlers end and are committed first, nothing
         they had begun comes again; without it unfinished messages come to the group's next member.
-        False when some handler still ran after ``timeout_s``. Twice does nothing.
+        False when some handler still ran after ``timeout_s``. Twice does nothing. ``ClusterError``
+        where what looks after them does not answer, and has not gone: they run on.
         """
         try:
             ended = bool(
@@ -483,6 +484,8 @@ class Workers:
                 )
             )
         except ClusterError as error:
+            if not gateway.has_ended(self._fleet):
+                raise
             log.info("the workers of %s had gone already: %s", self.group, error)
             return True
         gateway.kill_worker(self._fleet)

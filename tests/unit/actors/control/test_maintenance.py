@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from rmq_ray.actors import gateway, names
+from rmq_ray.actors import gateway, names, placement
 from rmq_ray.actors.control import controller, maintenance
 from rmq_ray.actors.control.controller import ControllerShell
 from rmq_ray.actors.control.elections import Elections
@@ -49,13 +49,13 @@ class Actors:
     unmounted: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
     nodes: dict[str, str] = field(default_factory=dict)
-    living: list[gateway.Node] = field(default_factory=list)
+    living: list[placement.Node] = field(default_factory=list)
     hangs: dict[str, asyncio.Event] = field(default_factory=dict)
     closed: set[str] = field(default_factory=set)
     silent: set[str] = field(default_factory=set)
     recovering: set[str] = field(default_factory=set)
 
-    async def nodes_beside(self) -> list[gateway.Node]:
+    async def nodes_beside(self) -> list[placement.Node]:
         return self.living
 
     async def create_in_thread(
@@ -383,8 +383,8 @@ def soon(ms: float = 5_000) -> float:
     return SYSTEM_CLOCK.monotonic_ms() + ms
 
 
-def on(node: str, *resources: str) -> gateway.Node:
-    return gateway.Node("10.0.0.1", frozenset(resources), id=node)
+def on(node: str, *resources: str) -> placement.Node:
+    return placement.Node("10.0.0.1", frozenset(resources), id=node)
 
 
 def row(replica: int, master: int | None, was: str = "running") -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from rmq_ray.actors import gateway
+from rmq_ray.actors import gateway, placement
 from rmq_ray.actors.control import node_drain
 from rmq_ray.actors.control.node_drain import drain_node
 from rmq_ray.cli.base.context import Options
@@ -41,7 +41,7 @@ class Ray:
         monkeypatch.setattr(gateway, "call_each", self.call_each)
         monkeypatch.setattr(gateway, "call", self.call)
         addresses = {"here": "10.0.0.1", "there": "10.0.0.2", "beside": "10.0.0.1"}
-        nodes = [gateway.Node(at, frozenset(), id=node) for node, at in addresses.items()]
+        nodes = [placement.Node(at, frozenset(), id=node) for node, at in addresses.items()]
         monkeypatch.setattr(gateway, "nodes", lambda: nodes)
 
     def call_each(

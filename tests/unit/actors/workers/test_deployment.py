@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 import rmq_ray as rmq
-from rmq_ray.actors import gateway
+from rmq_ray.actors import gateway, placement
 from rmq_ray.actors.gateway import Ping
 from rmq_ray.actors.workers import deployment, fleet
 from rmq_ray.actors.workers.deployment import AsyncOneByOne, OneByOne, consumer
@@ -335,6 +335,21 @@ def test_a_worker_that_a_drain_has_replaced_is_not_made_anew_by_who_watches(
     asyncio.run(work())
 
 
+def test_workers_of_whom_nothing_is_heard_are_not_said_to_have_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def lost(*_arguments: object, **_options: object) -> None:
+        raise rmq.ClusterError("this process has lost its connection by Ray Client")
+
+    monkeypatch.setattr(gateway, "call", lost)
+    monkeypatch.setattr(gateway, "has_ended", lambda _fleet: False)
+    workers = fleet.Workers("fleet", "billing")
+    with pytest.raises(rmq.ClusterError, match="lost its connection"):
+        workers.stop()
+    monkeypatch.setattr(gateway, "has_ended", lambda _fleet: True)
+    assert workers.stop()
+
+
 def test_what_looks_after_a_group_lives_on_the_head_and_is_found_by_who_drains_a_node(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -350,7 +365,7 @@ def test_what_looks_after_a_group_lives_on_the_head_and_is_found_by_who_drains_a
     for name in ("nightly", None):
         deployment._started(spec, name, 1.0)
     (named, full), (nameless, none) = made
-    assert named == {"num_cpus": 0, "resources": {gateway.HEAD: 0.001}}
+    assert named == {"num_cpus": 0, "resources": {placement.HEAD: 0.001}}
     assert full == "c/workers/nightly" and none is None
     assert nameless["resources"] == named["resources"]
     assert str(nameless["name"]).startswith("c/workers/~")
