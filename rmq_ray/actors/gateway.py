@@ -513,6 +513,12 @@ def fleets(cluster: str) -> list[str]:
     return _named(names.fleets(cluster))
 
 
+def fleets_found(cluster: str) -> dict[str, Any]:
+    """Name of each of them -> its handle."""
+    found = {name: find(name) for name in fleets(cluster)}
+    return {name: handle for name, handle in found.items() if handle is not None}
+
+
 @client_connected()
 def _named(prefix: str) -> list[str]:
     require_ray()

@@ -27,6 +27,17 @@ class Node:
     head: bool = False
     id: str = ""
 
+    def offers(self, place: str | None) -> bool:
+        """Whether an actor of this place may run here, also by what Ray gives every node:
+        ``node:`` and its address. None = anywhere.
+        """
+        return (
+            place is None
+            or place in self.resources
+            or place == f"node:{self.address}"
+            or (place == HEAD and self.head)
+        )
+
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Node:
         """As ``ray.nodes`` tells it."""

@@ -299,9 +299,7 @@ class ReplicaMaintenance:
     def _has_place(self, name: str, nodes: Collection[placement.Node]) -> bool:
         """Whether a node offers the disk of this copy, which is stopped."""
         member = self._supervisor.stopped(name)
-        return member is not None and any(
-            member.resource is None or member.resource in node.resources for node in nodes
-        )
+        return member is not None and any(node.offers(member.resource) for node in nodes)
 
     async def _failed(self, name: str) -> bool:
         """Whether it will never serve as it runs now: it looks at its disk once, when it begins."""

@@ -368,7 +368,7 @@ def _node_of(
             )
             raise topology.source.wrong((*spec.key, "resource"), message, actor)
         return nodes[0]
-    having = [node for node in nodes if spec.resource in node.resources]
+    having = [node for node in nodes if node.offers(spec.resource)]
     if not having:
         message = (
             f"no node of this Ray cluster offers the resource {spec.resource!r}: "

@@ -142,6 +142,12 @@ def test_a_node_offers_its_own_resources_and_labels(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(ray, "nodes", lambda: [row, {**row, "Alive": False}])
     offered = frozenset({"store_a", "ray.io/node-group=broker-a"})
     assert gateway.nodes() == [placement.Node("10.0.0.7", offered, id="f00d")]
+    (node,) = gateway.nodes()
+    for place in (None, "store_a", "ray.io/node-group=broker-a", "node:10.0.0.7"):
+        assert node.offers(place)
+    for place in ("store_b", "node:10.0.0.8", placement.HEAD):
+        assert not node.offers(place)
+    assert placement.Node("10.0.0.7", frozenset(), head=True).offers(placement.HEAD)
 
 
 # --- Ray Client ---

@@ -531,6 +531,22 @@ def test_a_copy_that_left_starts_where_its_disk_is_next_once_its_node_is_gone(
     run(work())
 
 
+def test_a_copy_whose_place_is_an_address_starts_when_a_node_has_that_again(actors: Actors) -> None:
+    async def work() -> None:
+        plan = replace(trio(), resources={"broker-a": "node:10.0.0.1"})
+        _, service = await built(Election(0), plan)
+        actors.nodes = {copy(0): "old"}
+        await service.leave_node("old", soon())
+        actors.living = [placement.Node("10.0.0.2", frozenset(), id="other")]
+        await service.bring_back()
+        assert copy(0) not in actors.alive
+        actors.living.append(on("new"))
+        await service.bring_back()
+        assert copy(0) in actors.alive
+
+    run(work())
+
+
 def test_a_copy_that_left_is_started_by_hand_and_one_stopped_by_hand_stays_so(
     actors: Actors,
 ) -> None:
