@@ -20,13 +20,7 @@ from rmq_ray.actors.control.plan import ClusterPlan, StartOptions, make_plan
 from rmq_ray.actors.control.supervisor import ActorSpec, Supervisor, others_of
 from rmq_ray.actors.gateway import Ping
 from rmq_ray.clock import SYSTEM_CLOCK, ManualClock
-from rmq_ray.errors import (
-    ClusterError,
-    PromotionRefused,
-    RmqError,
-    StoreMissing,
-    StoreNotReady,
-)
+from rmq_ray.errors import ClusterError, PromotionRefused, RmqError, StoreMissing, StoreNotReady
 from tests.support.waiting import loop_turns
 
 BROKER = "broker-a"
