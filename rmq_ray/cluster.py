@@ -213,9 +213,12 @@ class Cluster(ClusterClients):
 
     def start_stopped(self, *, timeout_s: float = START_TIMEOUT_S) -> list[str]:
         """``start_broker`` for every copy that is stopped, all at once; their actors. What does not
-        serve is told at the end, when the others do.
+        serve is told at the end, when the others do. Workers are made again on nodes that were
+        drained and stay.
         """
-        return list(gateway.call(self._controller(), "start_copies", timeout_s=timeout_s))
+        controller = self._controller()
+        gateway.call_each(gateway.fleets_found(self.name), "keep_nodes", timeout_s=STATUS_S)
+        return list(gateway.call(controller, "start_copies", timeout_s=timeout_s))
 
     def drain_node(
         self, node: str | None = None, *, within_s: float = DRAIN_S
@@ -228,7 +231,8 @@ class Cluster(ClusterClients):
         closes its store and leaves; it starts again by itself where its disk is next, once the node
         is gone. Nothing is refused. Returns a row for each part that was there (``part``,
         ``state``, ``error``), none where nothing was; a second call completes the first one.
-        ``ConfigError`` where there is no such node, and without one by Ray Client.
+        ``ConfigError`` where there is no such node, without one by Ray Client, and for less than a
+        second or more than an hour. If the node stays after all: ``start_stopped``.
         """
         return drain_node(self.name, node, within_s)
 

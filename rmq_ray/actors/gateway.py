@@ -10,8 +10,7 @@ import asyncio
 import logging
 import os
 import pwd
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -19,7 +18,8 @@ import ray
 import ray.exceptions
 import ray.util.client
 
-from rmq_ray.actors import names, ray_versions
+from rmq_ray.actors import names, placement, ray_versions
+from rmq_ray.actors.placement import Node
 from rmq_ray.actors.ray_client import client_connected
 from rmq_ray.actors.shell import exit_hard
 from rmq_ray.errors import BrokerBusy, ClusterError, ConfigError, RmqError
@@ -28,10 +28,6 @@ from rmq_ray.server.base.offload import ThreadOffload
 
 log = logging.getLogger("rmq_ray.actors")
 T = TypeVar("T")
-HEAD = "node:__internal_head__"
-"""The resource that Ray gives the head node."""
-NODE_LABEL = "ray.io/node-id"
-"""The label that Ray gives every node."""
 CALL_TIMEOUT_S = 30.0
 FOUND_TIMEOUT_S = 15.0
 LOOK_UP_TIMEOUT_S = 10.0
@@ -133,12 +129,12 @@ def _is_inherited() -> bool:
 os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
 
 
+@client_connected()
 def find(name: str) -> Any | None:
     """Handle of a system actor, or None where there is none."""
     require_ray()
     try:
-        with client_connected():
-            return ray.get_actor(name, namespace=names.NAMESPACE)
+        return ray.get_actor(name, namespace=names.NAMESPACE)
     except ValueError:
         return None
     except ray.exceptions.RayError as error:
@@ -147,6 +143,7 @@ def find(name: str) -> Any | None:
         ) from error
 
 
+@client_connected()
 def create(
     shell: type,
     name: str,
@@ -168,27 +165,10 @@ def create(
         "max_task_retries": 0,
         "max_concurrency": group,
     }
-    return ray.remote(shell).options(**options, **_at(resource)).remote(*arguments)
+    return ray.remote(shell).options(**options, **placement.at(resource)).remote(*arguments)
 
 
-def _at(place: str | None) -> dict[str, Any]:
-    """Ray's options for an actor or task of this place: a custom resource, or ``label=value`` of a
-    node; None = any. Either holds a little of what its node has: a node of which nothing is in use
-    is idle, and Ray's autoscaler takes it away.
-    """
-    if place is None:
-        return {}
-    label, is_label, value = place.partition("=")
-    if is_label:
-        return {"label_selector": {label: value}, "memory": 1}
-    return {"resources": {place: 0.001}}
-
-
-def elsewhere(nodes: Collection[str]) -> dict[str, Any]:
-    """Ray's option for an actor that must not run on these nodes (ids)."""
-    return {"label_selector": {NODE_LABEL: f"!in({','.join(nodes)})"}} if nodes else {}
-
-
+@client_connected()
 def create_worker(
     shell: type,
     arguments: tuple[Any, ...],
@@ -220,6 +200,7 @@ def create_worker(
         ) from error
 
 
+@client_connected()
 def pack(value: object) -> bytes:
     """For an actor's constructor: Ray forgets arguments that hold handles or references once the
     actor runs, and could not restart it. With Ray Client a task does it: handles of this process
@@ -240,11 +221,13 @@ def unpack(data: bytes) -> Any:
     return ray.cloudpickle.loads(data)
 
 
+@client_connected()
 def kill_worker(handle: Any) -> None:
     """End an actor for good."""
     ray.kill(handle, no_restart=True)
 
 
+@client_connected()
 def resources() -> tuple[list[dict[str, float]], dict[str, float]]:
     """(what each living node offers, what nobody uses now of all that). A resource that is used up
     is missing in the second one.
@@ -260,14 +243,27 @@ async def resources_beside() -> tuple[list[dict[str, float]], dict[str, float]]:
     return await _beside(resources, LOOK_UP_TIMEOUT_S, "resources of the nodes")
 
 
+@client_connected()
 def call(handle: Any, method: str, *arguments: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
     """One actor call from a driver or a thread; our errors come through as they are, Ray's as
     ``ClusterError``.
     """
-    with client_connected():
-        return _result(getattr(handle, method).remote(*arguments), method, timeout_s)
+    return _result(getattr(handle, method).remote(*arguments), method, timeout_s)
 
 
+@client_connected()
+def has_ended(handle: Any) -> bool:
+    """Whether this actor has ended for good: one that is silent, or starts again, has not."""
+    try:
+        ray.get(handle.ping.remote(), timeout=LOOK_UP_TIMEOUT_S)
+    except ray.exceptions.ActorDiedError:
+        return True
+    except ray.exceptions.RayError as error:
+        log.info("an actor does not answer now: %s", error)
+    return False
+
+
+@client_connected()
 def value_of(reference: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
     """What an object of Ray's store holds. ``ClusterError`` where it does not come in time."""
     return _result(reference, "an object of Ray's store", timeout_s)
@@ -306,6 +302,7 @@ def _ours(error: ray.exceptions.RayError, method: str) -> RmqError:
     )
 
 
+@client_connected()
 def call_each(
     found: Mapping[str, Any | None], method: str, *arguments: Any, timeout_s: float
 ) -> dict[str, Any]:
@@ -458,6 +455,7 @@ def kill_handle(handle: Any) -> None:
     ray.kill(handle, no_restart=False)
 
 
+@client_connected()
 def kill(name: str, *, for_good: bool) -> bool:
     """End an actor's process; Ray restarts it unless ``for_good``. False where there is no such
     actor.
@@ -515,6 +513,13 @@ def fleets(cluster: str) -> list[str]:
     return _named(names.fleets(cluster))
 
 
+def fleets_found(cluster: str) -> dict[str, Any]:
+    """Name of each of them -> its handle."""
+    found = {name: find(name) for name in fleets(cluster)}
+    return {name: handle for name, handle in found.items() if handle is not None}
+
+
+@client_connected()
 def _named(prefix: str) -> list[str]:
     require_ray()
     return sorted(
@@ -529,6 +534,7 @@ async def archivists_beside(cluster: str) -> list[str]:
     return await _beside(lambda: archivists(cluster), LOOK_UP_TIMEOUT_S, "list of archivists")
 
 
+@client_connected()
 def clusters() -> list[str]:
     """Names of the message clusters that run in this Ray cluster."""
     require_ray()
@@ -541,6 +547,7 @@ def clusters() -> list[str]:
     )
 
 
+@client_connected()
 def gcs_address() -> str:
     """``host:port`` of the Ray cluster that this process has joined."""
     require_ray()
@@ -557,6 +564,7 @@ def leave_ray() -> None:
     ray.shutdown()
 
 
+@client_connected()
 def nodes_alive() -> int:
     """How many nodes the Ray cluster has."""
     require_ray()
@@ -564,32 +572,12 @@ def nodes_alive() -> int:
     return len([node for node in nodes if node.get("Alive")])
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A living node of the Ray cluster. ``resources``: what may be the place of an actor, its
-    custom ones and its labels (``label=value``), without those that Ray gives every node.
-    """
-
-    address: str
-    resources: frozenset[str]
-    head: bool = False
-    id: str = ""
-
-
+@client_connected()
 def nodes() -> list[Node]:
     """The living nodes, by address."""
     require_ray()
     found: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    alive = [
-        Node(
-            str(node["NodeManagerAddress"]),
-            _places(node),
-            HEAD in node["Resources"],
-            str(node["NodeID"]),
-        )
-        for node in found
-        if node.get("Alive")
-    ]
+    alive = [Node.of(row) for row in found if row.get("Alive")]
     return sorted(alive, key=lambda node: node.address)
 
 
@@ -598,22 +586,7 @@ async def nodes_beside() -> list[Node]:
     return await _beside(nodes, LOOK_UP_TIMEOUT_S, "list of nodes")
 
 
-def _places(node: Mapping[str, Any]) -> frozenset[str]:
-    labels = (
-        f"{key}={value}" for key, value in node.get("Labels", {}).items() if key != NODE_LABEL
-    )
-    return frozenset([*filter(_is_custom, node["Resources"]), *labels])
-
-
-def _is_custom(resource: str) -> bool:
-    return resource not in (
-        "CPU",
-        "GPU",
-        "memory",
-        "object_store_memory",
-    ) and not resource.startswith(("node:", "accelerator_type:"))
-
-
+@client_connected()
 def run_on(
     resource: str | None,
     function: Callable[..., T],
@@ -624,7 +597,7 @@ def run_on(
     """Call a function once, on the node that offers this resource (None = any); our errors come
     through, Ray's as ``ClusterError``.
     """
-    options: dict[str, Any] = {"num_cpus": 0, "max_retries": 0, **_at(resource)}
+    options: dict[str, Any] = {"num_cpus": 0, "max_retries": 0, **placement.at(resource)}
     what = f"{function.__name__} on the node with {resource!r}"
     try:
         found: T = ray.get(
@@ -647,6 +620,7 @@ def run_on(
     return found
 
 
+@client_connected()
 def run_each(
     function: Callable[..., T], each: Sequence[tuple[Any, ...]], *, timeout_s: float
 ) -> list[T]:

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rmq_ray.actors import gateway, names
+from rmq_ray.actors import gateway, names, placement
 from rmq_ray.actors.control import replica_status
 from rmq_ray.actors.control.changes import How, to_lead, to_restart, to_set
 from rmq_ray.actors.control.plan import CONTROLLER, ClusterPlan, plan_of
@@ -79,7 +79,7 @@ def create_controller(name: str, arguments: tuple[Any, ...], resource: str | Non
 
 def place_of_controller(plan: ClusterPlan) -> str:
     """On the head, where no resource says otherwise: it may have a disk, and the head goes last."""
-    return plan.resources.get(CONTROLLER) or gateway.HEAD
+    return plan.resources.get(CONTROLLER) or placement.HEAD
 
 
 def _wanted_plan(topology: Topology, running: ClusterPlan) -> ClusterPlan:

@@ -29,13 +29,7 @@ from rmq_ray.actors.control.supervisor import ActorSpec, Supervisor, name_server
 from rmq_ray.actors.hold import HoldShell
 from rmq_ray.actors.shell import be_urgent, is_restart, spawn
 from rmq_ray.clock import SYSTEM_CLOCK
-from rmq_ray.errors import (
-    ClusterError,
-    ConfigError,
-    PromotionRefused,
-    RmqError,
-    StoreNotReady,
-)
+from rmq_ray.errors import ClusterError, ConfigError, PromotionRefused, RmqError, StoreNotReady
 from rmq_ray.files import FileSystem
 from rmq_ray.model.replica_roles import Assignment
 from rmq_ray.ports import ClusterAddress

@@ -27,7 +27,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from rmq_ray.actors import gateway, names
+from rmq_ray.actors import gateway, names, placement
 from rmq_ray.actors.broker import ReplicaShell
 from rmq_ray.actors.control.elections import Election, Elections
 from rmq_ray.actors.control.plan import ClusterPlan
@@ -296,12 +296,10 @@ class ReplicaMaintenance:
                 return self._member(name) if its == node else None
             await asyncio.sleep(POLL_S)
 
-    def _has_place(self, name: str, nodes: Collection[gateway.Node]) -> bool:
+    def _has_place(self, name: str, nodes: Collection[placement.Node]) -> bool:
         """Whether a node offers the disk of this copy, which is stopped."""
         member = self._supervisor.stopped(name)
-        return member is not None and any(
-            member.resource is None or member.resource in node.resources for node in nodes
-        )
+        return member is not None and any(node.offers(member.resource) for node in nodes)
 
     async def _failed(self, name: str) -> bool:
         """Whether it will never serve as it runs now: it looks at its disk once, when it begins."""

@@ -25,23 +25,30 @@ MARGIN_S = 1.0
 """Between the end of what an actor does and the end of the wait for its answer."""
 LEAST_S = 0.1
 AGAIN_MS = 200
+WITHIN_S_MIN, WITHIN_S_MAX = 1.0, 3_600.0
 
 
 def drain_node(cluster: str, node: str | None, within_s: float) -> list[dict[str, Any]]:
     """A row for each part that was there: ``part`` ("broker-a/1", "workers of billing"), ``state``
     (what became of it), ``error`` (None). See ``Cluster.drain_node``.
     """
-    until_ms = SYSTEM_CLOCK.monotonic_ms() + within_s * 1000
+    if not WITHIN_S_MIN <= within_s <= WITHIN_S_MAX:
+        raise ConfigError(
+            f"within_s must be {WITHIN_S_MIN:g} to {WITHIN_S_MAX:g} seconds, not {within_s!r}",
+            within_s,
+        )
+    begun_ms = SYSTEM_CLOCK.monotonic_ms()
+    until_ms = begun_ms + within_s * 1000
     gateway.controller(cluster)
     here = _id_of(node)
-    rows = _drain_workers(cluster, here, within_s / 2)
+    rows = _drain_workers(cluster, here, begun_ms + within_s * 500)
     return rows + _drain_copies(cluster, here, until_ms)
 
 
 def _drain_copies(cluster: str, node: str, until_ms: float) -> list[dict[str, Any]]:
     """A controller that is started again meanwhile is asked again."""
     while True:  # ends: it has answered, or at the deadline
-        left_s = max(LEAST_S, (until_ms - SYSTEM_CLOCK.monotonic_ms()) / 1000)
+        left_s = _seconds_to(until_ms)
         try:
             left: list[dict[str, Any]] = gateway.call(
                 gateway.controller(cluster),
@@ -57,14 +64,11 @@ def _drain_copies(cluster: str, node: str, until_ms: float) -> list[dict[str, An
         SYSTEM_CLOCK.sleep_ms(AGAIN_MS)
 
 
-def _drain_workers(cluster: str, node: str, within_s: float) -> list[dict[str, Any]]:
-    fleets = {name: gateway.find(name) for name in gateway.fleets(cluster)}
+def _drain_workers(cluster: str, node: str, until_ms: float) -> list[dict[str, Any]]:
+    fleets = gateway.fleets_found(cluster)
+    left_s = _seconds_to(until_ms)
     answers = gateway.call_each(
-        {name: handle for name, handle in fleets.items() if handle is not None},
-        "leave_node",
-        node,
-        max(LEAST_S, within_s - MARGIN_S),
-        timeout_s=within_s,
+        fleets, "leave_node", node, max(LEAST_S, left_s - MARGIN_S), timeout_s=left_s
     )
     rows: list[dict[str, Any]] = []
     for name, answer in answers.items():
@@ -75,6 +79,10 @@ def _drain_workers(cluster: str, node: str, within_s: float) -> list[dict[str, A
             moved = f"{answer['moved']} moved"
             rows.append({"part": f"workers of {answer['group']}", "state": moved, "error": late})
     return rows
+
+
+def _seconds_to(until_ms: float) -> float:
+    return max(LEAST_S, (until_ms - SYSTEM_CLOCK.monotonic_ms()) / 1000)
 
 
 def _told(row: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from rmq_ray.actors import gateway, names
+from rmq_ray.actors import gateway, names, placement
 from rmq_ray.actors.broker import BrokerShell, ReplicaShell
 from rmq_ray.actors.control.plan import ClusterPlan
 from rmq_ray.actors.gateway import Ping
@@ -71,7 +71,7 @@ def name_servers_of(plan: ClusterPlan) -> list[ActorSpec]:
             names.name_server(plan.cluster, i),
             NameServerShell,
             (config, plan.secret),
-            plan.resources.get(f"name-server-{i}", gateway.HEAD),
+            plan.resources.get(f"name-server-{i}", placement.HEAD),
         )
         for i, config in enumerate(plan.name_servers)
     ]

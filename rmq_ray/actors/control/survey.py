@@ -24,6 +24,7 @@ from pathlib import Path
 from rmq_ray.actors import gateway, names
 from rmq_ray.actors.control.changes import PlannedChange, changes_of
 from rmq_ray.actors.control.plan import ClusterPlan
+from rmq_ray.actors.placement import HEAD, Node
 from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import (
     ClusterError,
@@ -291,7 +292,7 @@ def _step(
     topology: Topology,
     actor: str,
     spec: BrokerSpec | NameServerSpec,
-    nodes: list[gateway.Node],
+    nodes: list[Node],
     running: bool,
 ) -> PlannedActor:
     config = spec.config
@@ -319,7 +320,7 @@ def _step(
     return replace(step, node=node.address)
 
 
-def _controller_step(topology: Topology, nodes: list[gateway.Node], running: bool) -> PlannedActor:
+def _controller_step(topology: Topology, nodes: list[Node], running: bool) -> PlannedActor:
     """Its directory says who is master: no slave without it."""
     spec = topology.controller
     head = next((node.address for node in nodes if node.head), "")
@@ -340,9 +341,7 @@ def _controller_step(topology: Topology, nodes: list[gateway.Node], running: boo
     if running:
         return step
     try:
-        disk = gateway.run_on(
-            spec.resource or gateway.HEAD, look, (spec.ledger,), timeout_s=LOOK_TIMEOUT_S
-        )
+        disk = gateway.run_on(spec.resource or HEAD, look, (spec.ledger,), timeout_s=LOOK_TIMEOUT_S)
         return replace(
             step, store=f"{judge_ledger(disk, spec.ledger)}, {disk.free_bytes >> 30} GiB free"
         )
@@ -356,8 +355,8 @@ def _node_of(
     topology: Topology,
     actor: str,
     spec: BrokerSpec | NameServerSpec | ControllerSpec,
-    nodes: list[gateway.Node],
-) -> gateway.Node:
+    nodes: list[Node],
+) -> Node:
     if spec.resource is None:
         if len(nodes) > 1:
             message = (
@@ -366,7 +365,7 @@ def _node_of(
             )
             raise topology.source.wrong((*spec.key, "resource"), message, actor)
         return nodes[0]
-    having = [node for node in nodes if spec.resource in node.resources]
+    having = [node for node in nodes if node.offers(spec.resource)]
     if not having:
         message = (
             f"no node of this Ray cluster offers the resource {spec.resource!r}: "
@@ -385,7 +384,7 @@ def _node_of(
     return having[0]
 
 
-def _offered(nodes: list[gateway.Node]) -> str:
+def _offered(nodes: list[Node]) -> str:
     offered = sorted({name for node in nodes for name in node.resources})
     return f"offered are {', '.join(offered)}" if offered else "none is offered"
 

@@ -19,7 +19,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rmq_ray.actors import gateway, names
+from rmq_ray.actors import gateway, names, placement
 from rmq_ray.actors.access_keys import SecretKey, keywords
 from rmq_ray.actors.discovery import account_of, meant_cluster
 from rmq_ray.actors.workers.fleet import FleetShell, FleetSpec, Workers
@@ -233,7 +233,7 @@ def workers(name: str, cluster: str | None = None) -> Workers:
 
 
 def _started(spec: FleetSpec, name: str | None, timeout_s: float) -> Workers:
-    options: dict[str, Any] = {"num_cpus": 0, "resources": {gateway.HEAD: 0.001}}
+    options: dict[str, Any] = {"num_cpus": 0, "resources": {placement.HEAD: 0.001}}
     if name is None:
         options |= {"name": names.fleet_of_program(spec.cluster), "namespace": names.NAMESPACE}
     fleet = gateway.create_worker(

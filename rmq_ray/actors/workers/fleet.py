@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rmq_ray.actors import gateway
+from rmq_ray.actors import gateway, placement
 from rmq_ray.actors.client_actors import ConsumerShell
 from rmq_ray.actors.discovery import RayDiscovery
 from rmq_ray.actors.gateway import Ping
@@ -43,7 +43,7 @@ NODE_TIMEOUT_S = 2.0
 STOP_MARGIN_S = 10.0
 RESTART_TIMEOUT_S = 60.0
 GOING_MAX = 16
-"""Nodes that go, the newest: no worker is made on them again."""
+"""Nodes that go, the newest: no worker is made on them until they are said to stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,14 +168,16 @@ class FleetShell:
 
     async def leave_node(self, node: str, timeout_s: float) -> dict[str, Any]:
         """Make others, elsewhere, instead of the workers on this node of Ray (its id), which goes,
-        and end those, what they have begun finished and committed. The new ones wait where there is
-        no room yet. ``group``, ``moved`` (how many) and ``ended``: False when some did not end in
-        time.
+        and end those, what they have begun finished and committed: all within ``timeout_s``. The
+        new ones wait where there is no room yet. ``group``, ``moved`` (how many) and ``ended``:
+        False when some did not end in time.
         """
+        until_ms = SYSTEM_CLOCK.monotonic_ms() + timeout_s * 1000
         if node not in self._going:
             self._going.append(node)
         asked = list(self._workers)
-        nodes = await asyncio.gather(*(self._node(worker) for worker in asked))
+        ask_s = min(NODE_TIMEOUT_S, timeout_s / 4)
+        nodes = await asyncio.gather(*(self._node(worker, ask_s) for worker in asked))
         # not behind ``_changing``: who grows holds it for as long as there is no room
         there = [
             worker
@@ -184,8 +186,14 @@ class FleetShell:
         ]
         for worker in there:
             self._workers[self._workers.index(worker)] = self._create()
-        ended = await self._end(there, True, timeout_s)
+        left_s = _seconds_to(until_ms)
+        margin_s = min(STOP_MARGIN_S, left_s / 4)
+        ended = await self._end(there, True, left_s - margin_s, margin_s)
         return {"group": self._spec.group, "moved": len(there), "ended": ended}
+
+    async def keep_nodes(self) -> None:
+        """No node goes any more: workers may be made on all of them again."""
+        self._going.clear()
 
     # --- workers ----------------------------------------------------------------------------------
 
@@ -195,13 +203,13 @@ class FleetShell:
             ConsumerShell,
             (spec.group, spec.listener, spec.subscriptions),
             {"cluster": spec.cluster, **spec.settings},
-            spec.options | gateway.elsewhere(self._going),
+            spec.options | placement.elsewhere(self._going),
         )
 
-    async def _node(self, worker: Any) -> str | None:
+    async def _node(self, worker: Any, timeout_s: float = NODE_TIMEOUT_S) -> str | None:
         """Where it runs; None where it does not say."""
         try:
-            return str(await gateway.call_async(worker, "node", timeout_s=NODE_TIMEOUT_S))
+            return str(await gateway.call_async(worker, "node", timeout_s=timeout_s))
         except RmqError as error:
             log.warning("a worker of group %s does not say its node: %s", self._spec.group, error)
             return None
@@ -249,22 +257,28 @@ class FleetShell:
         leaving, self._workers = self._workers[actors:], self._workers[:actors]
         return await self._end(leaving, drain, timeout_s)
 
-    async def _end(self, leaving: Sequence[Any], drain: bool, timeout_s: float) -> bool:
+    async def _end(
+        self,
+        leaving: Sequence[Any],
+        drain: bool,
+        timeout_s: float,
+        margin_s: float = STOP_MARGIN_S,
+    ) -> bool:
         ended = [True] * len(leaving)
         if drain:
             ended = list(
-                await asyncio.gather(*(self._drained(worker, timeout_s) for worker in leaving))
+                await asyncio.gather(
+                    *(self._drained(worker, timeout_s, margin_s) for worker in leaving)
+                )
             )
         for worker in leaving:
             gateway.kill_worker(worker)
         return all(ended)
 
-    async def _drained(self, worker: Any, timeout_s: float) -> bool:
+    async def _drained(self, worker: Any, timeout_s: float, margin_s: float) -> bool:
         try:
             return bool(
-                await gateway.call_async(
-                    worker, "stop", timeout_s, timeout_s=timeout_s + STOP_MARGIN_S
-                )
+                await gateway.call_async(worker, "stop", timeout_s, timeout_s=timeout_s + margin_s)
             )
         except RmqError as error:
             log.warning("a worker of group %s did not stop by itself: %s", self._spec.group, error)
@@ -474,7 +488,8 @@ class Workers:
     def stop(self, drain: bool = True, timeout_s: float = 60.0) -> bool:
         """End the group's workers. ``drain``: running handlers end and are committed first, nothing
         they had begun comes again; without it unfinished messages come to the group's next member.
-        False when some handler still ran after ``timeout_s``. Twice does nothing.
+        False when some handler still ran after ``timeout_s``. Twice does nothing. ``ClusterError``
+        where what looks after them does not answer, and has not gone: they run on.
         """
         try:
             ended = bool(
@@ -483,6 +498,8 @@ class Workers:
                 )
             )
         except ClusterError as error:
+            if not gateway.has_ended(self._fleet):
+                raise
             log.info("the workers of %s had gone already: %s", self.group, error)
             return True
         gateway.kill_worker(self._fleet)

@@ -12,6 +12,7 @@ from rmq_ray.actors import gateway, names
 from rmq_ray.actors.audit import newest_lines
 from rmq_ray.actors.control.plan import ClusterPlan
 from rmq_ray.actors.discovery import RayDiscovery
+from rmq_ray.actors.placement import HEAD
 from rmq_ray.console.settings import ConsoleSettings
 from rmq_ray.console.source import ClusterView
 from rmq_ray.console.web.serving import Running
@@ -87,7 +88,7 @@ def find_or_start(settings: ConsoleSettings, resource: str = "") -> tuple[str, C
     name = names.console(settings.cluster)
     handle = gateway.find(name)
     if handle is None:
-        handle = gateway.create(ConsoleShell, name, (settings,), resource=resource or gateway.HEAD)
+        handle = gateway.create(ConsoleShell, name, (settings,), resource=resource or HEAD)
     try:
         url, told = gateway.call(handle, "address")
         return str(url), told

@@ -16,7 +16,7 @@ import pytest
 import ray
 from ray import exceptions
 
-from rmq_ray.actors import gateway
+from rmq_ray.actors import gateway, placement
 from rmq_ray.actors.gateway import Ping
 from rmq_ray.errors import ClusterError, StoreFailed
 
@@ -123,9 +123,9 @@ def test_a_child_forked_while_another_thread_holds_rays_lock_knows_its_parent_an
 
 
 def test_a_place_is_a_resource_or_a_label_and_either_keeps_its_node_from_being_idle() -> None:
-    assert gateway._at(None) == {}
-    assert gateway._at("store_a") == {"resources": {"store_a": 0.001}}
-    labelled = gateway._at("ray.io/node-group=broker-a")
+    assert placement.at(None) == {}
+    assert placement.at("store_a") == {"resources": {"store_a": 0.001}}
+    labelled = placement.at("ray.io/node-group=broker-a")
     assert labelled == {"label_selector": {"ray.io/node-group": "broker-a"}, "memory": 1}
     ray.remote(Handle).options(**labelled)
 
@@ -141,7 +141,13 @@ def test_a_node_offers_its_own_resources_and_labels(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(gateway, "require_ray", lambda: None)
     monkeypatch.setattr(ray, "nodes", lambda: [row, {**row, "Alive": False}])
     offered = frozenset({"store_a", "ray.io/node-group=broker-a"})
-    assert gateway.nodes() == [gateway.Node("10.0.0.7", offered, id="f00d")]
+    assert gateway.nodes() == [placement.Node("10.0.0.7", offered, id="f00d")]
+    (node,) = gateway.nodes()
+    for place in (None, "store_a", "ray.io/node-group=broker-a", "node:10.0.0.7"):
+        assert node.offers(place)
+    for place in ("store_b", "node:10.0.0.8", placement.HEAD):
+        assert not node.offers(place)
+    assert placement.Node("10.0.0.7", frozenset(), head=True).offers(placement.HEAD)
 
 
 # --- Ray Client ---
@@ -192,6 +198,53 @@ def test_a_lost_connection_of_ray_client_is_told_with_the_remedy(
     monkeypatch.setattr(ray, "get", lost)
     with pytest.raises(ClusterError, match=told):
         gateway.call(Answering(), "state")
+
+
+ASKING: list[Callable[[], object]] = [
+    gateway.nodes,
+    gateway.nodes_alive,
+    gateway.resources,
+    gateway.clusters,
+    lambda: gateway.fleets("default"),
+    lambda: gateway.run_on(None, len, ("",), timeout_s=1.0),
+    lambda: gateway.run_each(len, [("",)], timeout_s=1.0),
+    lambda: gateway.create_worker(Answering, (), {}, {}),
+    lambda: gateway.create(Answering, "default/exporter", ()),
+    lambda: gateway.call_each({"broker-a": Answering()}, "status", timeout_s=1.0),
+    lambda: gateway.value_of(object()),
+    lambda: gateway.kill_worker(Answering()),
+    lambda: gateway.has_ended(Answering()),
+]
+
+
+@pytest.mark.parametrize("ask", ASKING)
+def test_whatever_is_asked_by_a_lost_connection_of_ray_client_is_an_error_of_ours(
+    ask: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(*_arguments: object, **_options: object) -> None:
+        raise ConnectionError("already been disconnected")
+
+    monkeypatch.setattr(gateway, "require_ray", lambda: None)
+    for name in ("nodes", "available_resources", "remote", "wait", "get", "kill"):
+        monkeypatch.setattr(ray, name, lost)
+    monkeypatch.setattr(ray.util, "list_named_actors", lost)
+    with pytest.raises(ClusterError, match=r"lost its connection by Ray Client: ray.shutdown\(\)"):
+        ask()
+
+
+@pytest.mark.parametrize(("error", "ended"), [
+    (exceptions.ActorDiedError(), True),
+    (exceptions.ActorUnavailableError("it starts again", None), False),
+    (exceptions.GetTimeoutError("silence"), False),
+])  # fmt: skip
+def test_an_actor_has_ended_when_ray_says_that_it_died_and_not_when_it_is_silent(
+    error: Exception, ended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def get(_reference: object, timeout: float) -> None:
+        raise error
+
+    monkeypatch.setattr(ray, "get", get)
+    assert gateway.has_ended(Answering()) is ended
 
 
 class Answering:

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from rmq_ray.actors import gateway, names
+from rmq_ray.actors import gateway, names, placement
 from rmq_ray.actors.control import controller, maintenance
 from rmq_ray.actors.control.controller import ControllerShell
 from rmq_ray.actors.control.elections import Elections
@@ -20,13 +20,7 @@ from rmq_ray.actors.control.plan import ClusterPlan, StartOptions, make_plan
 from rmq_ray.actors.control.supervisor import ActorSpec, Supervisor, others_of
 from rmq_ray.actors.gateway import Ping
 from rmq_ray.clock import SYSTEM_CLOCK, ManualClock
-from rmq_ray.errors import (
-    ClusterError,
-    PromotionRefused,
-    RmqError,
-    StoreMissing,
-    StoreNotReady,
-)
+from rmq_ray.errors import ClusterError, PromotionRefused, RmqError, StoreMissing, StoreNotReady
 from tests.support.waiting import loop_turns
 
 BROKER = "broker-a"
@@ -49,13 +43,13 @@ class Actors:
     unmounted: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
     nodes: dict[str, str] = field(default_factory=dict)
-    living: list[gateway.Node] = field(default_factory=list)
+    living: list[placement.Node] = field(default_factory=list)
     hangs: dict[str, asyncio.Event] = field(default_factory=dict)
     closed: set[str] = field(default_factory=set)
     silent: set[str] = field(default_factory=set)
     recovering: set[str] = field(default_factory=set)
 
-    async def nodes_beside(self) -> list[gateway.Node]:
+    async def nodes_beside(self) -> list[placement.Node]:
         return self.living
 
     async def create_in_thread(
@@ -383,8 +377,8 @@ def soon(ms: float = 5_000) -> float:
     return SYSTEM_CLOCK.monotonic_ms() + ms
 
 
-def on(node: str, *resources: str) -> gateway.Node:
-    return gateway.Node("10.0.0.1", frozenset(resources), id=node)
+def on(node: str, *resources: str) -> placement.Node:
+    return placement.Node("10.0.0.1", frozenset(resources), id=node)
 
 
 def row(replica: int, master: int | None, was: str = "running") -> dict[str, Any]:
@@ -527,6 +521,22 @@ def test_a_copy_that_left_starts_where_its_disk_is_next_once_its_node_is_gone(
         await service.bring_back()
         assert copy(0) in actors.alive and names.hold_service("c", BROKER) in actors.alive
         assert not supervisor.left and not supervisor.histories()[copy(0)]["left"]
+
+    run(work())
+
+
+def test_a_copy_whose_place_is_an_address_starts_when_a_node_has_that_again(actors: Actors) -> None:
+    async def work() -> None:
+        plan = replace(trio(), resources={"broker-a": "node:10.0.0.1"})
+        _, service = await built(Election(0), plan)
+        actors.nodes = {copy(0): "old"}
+        await service.leave_node("old", soon())
+        actors.living = [placement.Node("10.0.0.2", frozenset(), id="other")]
+        await service.bring_back()
+        assert copy(0) not in actors.alive
+        actors.living.append(on("new"))
+        await service.bring_back()
+        assert copy(0) in actors.alive
 
     run(work())
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from rmq_ray.actors import gateway
+from rmq_ray.actors import gateway, placement
 from rmq_ray.actors.control import node_drain
 from rmq_ray.actors.control.node_drain import drain_node
 from rmq_ray.cli.base.context import Options
@@ -41,7 +41,7 @@ class Ray:
         monkeypatch.setattr(gateway, "call_each", self.call_each)
         monkeypatch.setattr(gateway, "call", self.call)
         addresses = {"here": "10.0.0.1", "there": "10.0.0.2", "beside": "10.0.0.1"}
-        nodes = [gateway.Node(at, frozenset(), id=node) for node, at in addresses.items()]
+        nodes = [placement.Node(at, frozenset(), id=node) for node, at in addresses.items()]
         monkeypatch.setattr(gateway, "nodes", lambda: nodes)
 
     def call_each(
@@ -98,6 +98,39 @@ def test_what_did_not_end_in_time_is_told_and_keeps_nothing_else(ray: Ray) -> No
     workers, broker = drain_node("c", "10.0.0.2", 5.0)
     assert (workers["state"], workers["error"]) == ("not moved", "no answer")
     assert broker["error"] == "did not stop in time"
+
+
+def test_what_looking_for_groups_takes_is_taken_from_their_half(
+    ray: Ray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find(name: str) -> str | None:
+        ray.clock.advance_ms(1_500)
+        return {FLEET: "fleet"}.get(name)
+
+    monkeypatch.setattr(gateway, "find", find)
+    drain_node("c", None, 20.0)
+    assert [told[2:] for told in ray.told] == [(6.0, 7.0), (16.0, 17.0)]
+
+
+@pytest.mark.parametrize("within_s", [-1.0, 0.0, float("nan"), float("inf"), 1e9])
+def test_a_time_that_is_none_is_refused_before_anything_is_done(ray: Ray, within_s: float) -> None:
+    with pytest.raises(ConfigError, match="within_s must be 1 to 3600 seconds"):
+        drain_node("c", "there", within_s)
+    assert ray.told == []
+
+
+def test_who_starts_what_was_stopped_says_that_drained_nodes_stay(
+    ray: Ray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[dict[str, Any], str]] = []
+
+    def call_each(found: Mapping[str, Any], method: str, timeout_s: float) -> None:
+        told.append((dict(found), method))
+
+    monkeypatch.setattr(gateway, "call_each", call_each)
+    monkeypatch.setattr(gateway, "call", lambda *_arguments, **_options: ["c/broker-a/0"])
+    assert Cluster("c").start_stopped() == ["c/broker-a/0"]
+    assert told == [({FLEET: "fleet"}, "keep_nodes")]
 
 
 def test_a_controller_that_is_started_again_is_asked_again_while_there_is_time(ray: Ray) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.actors import gateway
+from rmq_ray.actors import gateway, placement
 from rmq_ray.actors.broker import ReplicaShell
 from rmq_ray.actors.control.apply_changes import place_of_controller
 from rmq_ray.actors.control.plan import StartOptions, make_plan
@@ -214,7 +214,7 @@ def test_who_is_being_created_while_the_cluster_is_stopped_is_ended_before_that_
 def test_what_has_no_place_of_its_own_lives_on_the_head_which_is_never_idle() -> None:
     asked = StartOptions(1, 2, "/x", "async", "closed", resources={"name-server-1": "disk"})
     plan = make_plan("c", asked, host="", ports=(0, 0), secret=b"s" * 32)
-    assert [server.resource for server in name_servers_of(plan)] == [gateway.HEAD, "disk"]
-    assert place_of_controller(plan) == gateway.HEAD
+    assert [server.resource for server in name_servers_of(plan)] == [placement.HEAD, "disk"]
+    assert place_of_controller(plan) == placement.HEAD
     placed = replace(plan, resources={"controller": "disk"})
     assert place_of_controller(placed) == "disk"

@@ -13,7 +13,7 @@ from rmq_ray.actors import gateway
 from rmq_ray.actors.control import survey
 from rmq_ray.actors.control.plan import ClusterPlan, plan_of
 from rmq_ray.actors.control.survey import Disk
-from rmq_ray.actors.gateway import Node
+from rmq_ray.actors.placement import Node
 from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import ClusterError, ConfigError
 from rmq_ray.topology.reader import parse_topology

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.actors import gateway
+from rmq_ray.actors import gateway, placement
 from rmq_ray.actors.control import survey
 from rmq_ray.actors.control.plan import ClusterPlan, plan_of
 from rmq_ray.actors.control.survey import Disk, judge, judge_ledger
-from rmq_ray.actors.gateway import Node
+from rmq_ray.actors.placement import Node
 from rmq_ray.errors import ConfigError, StoreForeign, StoreMissing, StoreUnwritable
 from rmq_ray.topology.reader import parse_topology
 
@@ -84,7 +84,7 @@ def surveyed(folder: Path, text: str = FILE, **known: str) -> survey.Survey:
 def test_slaves_and_the_controllers_directory_are_looked_at_on_their_own_nodes(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    cluster.disks = {"store_a": FULL, gateway.HEAD: Disk(True, True, others=("broker-a.json",))}
+    cluster.disks = {"store_a": FULL, placement.HEAD: Disk(True, True, others=("broker-a.json",))}
     found = surveyed(tmp_path)
     found.check()
     assert [(step.actor, step.node, step.store) for step in found.steps[1:]] == [
@@ -177,7 +177,7 @@ def test_a_directory_that_cannot_be_the_controllers_is_refused(
 ) -> None:
     with pytest.raises(error, match=r"\[controller\] store = "):
         judge_ledger(disk, "/data/controller")
-    cluster.disks = {gateway.HEAD: disk}
+    cluster.disks = {placement.HEAD: disk}
     with pytest.raises(error, match="line 2, on 10.0.0.1"):
         surveyed(tmp_path).check()
 

@@ -11,10 +11,11 @@ from types import SimpleNamespace
 import pytest
 
 import rmq_ray as rmq
-from rmq_ray.actors import gateway
+from rmq_ray.actors import gateway, placement
 from rmq_ray.actors.gateway import Ping
 from rmq_ray.actors.workers import deployment, fleet
 from rmq_ray.actors.workers.deployment import AsyncOneByOne, OneByOne, consumer
+from rmq_ray.clock import ManualClock
 from rmq_ray.config import ConsumerConfig
 from tests.support.waiting import loop_turns
 
@@ -266,19 +267,27 @@ class MadeWorkers:
     killed: list[str] = field(default_factory=list)
     pings: dict[str, asyncio.Event] = field(default_factory=dict)
     nodes: dict[str, str] = field(default_factory=dict)
-    told: list[tuple[str, str, float]] = field(default_factory=list)
+    told: list[tuple[object, ...]] = field(default_factory=list)
+    options: list[object] = field(default_factory=list)
+    clock: ManualClock = field(default_factory=ManualClock)
 
-    def create(self, *_arguments: object) -> str:
+    def create(self, *arguments: object) -> str:
+        self.options.append(arguments[3])
         self.made.append(f"worker {len(self.made) + 1}")
         return self.made[-1]
 
     async def call_async(
-        self, worker: str, method: str, *_arguments: object, timeout_s: float
+        self, worker: str, method: str, *arguments: object, timeout_s: float
     ) -> object:
-        self.told.append((worker, method, timeout_s))
+        self.told.append((worker, method, *arguments, timeout_s))
+        if method == "node":
+            self.clock.advance_ms(1_000)
         if method == "ping" and worker in self.pings:
             await self.pings[worker].wait()
         return self.nodes.get(worker, "other") if method == "node" else True
+
+    async def resources_beside(self) -> tuple[list[dict[str, float]], dict[str, float]]:
+        return [{"CPU": 4.0}], {"CPU": 4.0}
 
 
 @pytest.fixture
@@ -287,6 +296,7 @@ def ray_workers(monkeypatch: pytest.MonkeyPatch) -> MadeWorkers:
     monkeypatch.setattr(gateway, "create_worker", found.create)
     monkeypatch.setattr(gateway, "call_async", found.call_async)
     monkeypatch.setattr(gateway, "kill_worker", found.killed.append)
+    monkeypatch.setattr(gateway, "resources_beside", found.resources_beside)
     monkeypatch.setattr(fleet, "is_restart", lambda: False)
     monkeypatch.setattr(fleet, "spawn", lambda work, _what: work.close())
     return found
@@ -312,6 +322,36 @@ def test_workers_that_are_being_added_leave_the_node_as_well(ray_workers: MadeWo
     asyncio.run(work())
 
 
+def test_all_that_workers_do_before_their_node_goes_fits_into_the_time(
+    ray_workers: MadeWorkers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "SYSTEM_CLOCK", ray_workers.clock)
+    ray_workers.nodes = {"worker 1": "old"}
+
+    async def work() -> None:
+        shell = group_of(1)
+        await shell.start(5.0)
+        await shell.leave_node("old", 5.0)
+
+    asyncio.run(work())
+    assert ray_workers.told[1:] == [("worker 1", "node", 1.25), ("worker 1", "stop", 3.0, 4.0)]
+
+
+def test_on_a_node_that_stays_after_all_workers_are_made_again(ray_workers: MadeWorkers) -> None:
+    ray_workers.nodes = {"worker 1": "old"}
+
+    async def work() -> None:
+        shell = group_of(1)
+        await shell.start(5.0)
+        await shell.leave_node("old", 5.0)
+        await shell.keep_nodes()
+        await shell.scale(2, 5.0)
+
+    asyncio.run(work())
+    elsewhere = {"label_selector": {"ray.io/node-id": "!in(old)"}}
+    assert ray_workers.options == [{}, elsewhere, {}]
+
+
 def test_a_worker_that_a_drain_has_replaced_is_not_made_anew_by_who_watches(
     ray_workers: MadeWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,6 +375,21 @@ def test_a_worker_that_a_drain_has_replaced_is_not_made_anew_by_who_watches(
     asyncio.run(work())
 
 
+def test_workers_of_whom_nothing_is_heard_are_not_said_to_have_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def lost(*_arguments: object, **_options: object) -> None:
+        raise rmq.ClusterError("this process has lost its connection by Ray Client")
+
+    monkeypatch.setattr(gateway, "call", lost)
+    monkeypatch.setattr(gateway, "has_ended", lambda _fleet: False)
+    workers = fleet.Workers("fleet", "billing")
+    with pytest.raises(rmq.ClusterError, match="lost its connection"):
+        workers.stop()
+    monkeypatch.setattr(gateway, "has_ended", lambda _fleet: True)
+    assert workers.stop()
+
+
 def test_what_looks_after_a_group_lives_on_the_head_and_is_found_by_who_drains_a_node(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -350,7 +405,7 @@ def test_what_looks_after_a_group_lives_on_the_head_and_is_found_by_who_drains_a
     for name in ("nightly", None):
         deployment._started(spec, name, 1.0)
     (named, full), (nameless, none) = made
-    assert named == {"num_cpus": 0, "resources": {gateway.HEAD: 0.001}}
+    assert named == {"num_cpus": 0, "resources": {placement.HEAD: 0.001}}
     assert full == "c/workers/nightly" and none is None
     assert nameless["resources"] == named["resources"]
     assert str(nameless["name"]).startswith("c/workers/~")
