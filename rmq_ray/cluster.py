@@ -467,12 +467,14 @@ def _start_new(
     name: str, asked: StartOptions, host: str | None, ports: tuple[int, int], timeout_s: float
 ) -> None:
     """Make the controller of a cluster that does not run, and wait until the cluster serves."""
-    if gateway.by_ray_client() and not Path(asked.store_path).expanduser().is_absolute():
-        raise ConfigError(
-            f"store_path {str(asked.store_path)!r} is relative, and this process, joined by Ray "
-            f"Client, may be on another machine: give the path on the node that keeps the store",
-            str(asked.store_path),
-        )
+    if gateway.by_ray_client():
+        for what, path in (("store_path", asked.store_path), ("accounts", asked.accounts)):
+            if path is not None and not Path(path).expanduser().is_absolute():
+                raise ConfigError(
+                    f"{what} {str(path)!r} is relative, and this process, joined by Ray Client, "
+                    f"may be on another machine: give the path on the node that keeps it",
+                    str(path),
+                )
     one_node = gateway.nodes_alive() == 1
     plan = make_plan(
         name,
@@ -540,6 +542,13 @@ def _check(topology: Topology, found: Survey) -> None:
     """Raise what keeps a file from being started. In a running cluster a copy whose node is away is
     no fault where its broker has others.
     """
+    if topology.relative and gateway.by_ray_client() and (not found.running or found.changes):
+        key = topology.relative[0]
+        raise topology.source.wrong(
+            key,
+            f"{'.'.join(part for part in key if isinstance(part, str))} lies beside this file, and "
+            f"this process, joined by Ray Client, may be on another machine: give an absolute path",
+        )
     replicated = {
         copy.actor for spec in topology.brokers if spec.replicas for copy in (spec, *spec.replicas)
     }

@@ -34,8 +34,8 @@ LOG4J = Path(__file__).with_name("log4j2.properties")
 RAYDP_LOGS = Path("/tmp/ray/session_latest/logs")  # unless it is told otherwise
 EXECUTOR_MEMORY_MIN = 450 << 20  # Spark refuses less
 EXECUTOR_CPU = "spark.ray.raydp_spark_executor.actor.resource.cpu"
-MASTER = "spark.ray.raydp_spark_master."
-MASTER_AT = f"{MASTER}actor.resource."
+MASTER_AT = "spark.ray.raydp_spark_master.actor.resource."
+MASTER_AT_OLD = "spark.ray.raydp_spark_master.resource."  # RayDP takes it, too
 MASTER_CPU = f"{MASTER_AT}CPU"
 CPU_LOOKS, CPU_PAUSE_MS = 40, 250
 PYSPARK_MAX = [3, 5, 7]
@@ -275,9 +275,15 @@ def beside_driver(
     it, or no node has the driver's address.
     """
     place = f"node:{address}"
-    placed = any(name.startswith(MASTER) and name != MASTER_CPU for name in configs)
-    known = any(place in node["Resources"] for node in nodes if node.get("Alive"))
-    return {} if placed or not known else {MASTER_CPU: "0", f"{MASTER_AT}{place}": "0.001"}
+    asked = {
+        name.removeprefix(MASTER_AT).removeprefix(MASTER_AT_OLD)
+        for name in configs
+        if name.startswith((MASTER_AT, MASTER_AT_OLD))
+    }
+    placed = asked - {"CPU", "memory"}  # which every node has
+    if placed or not any(place in node["Resources"] for node in nodes if node.get("Alive")):
+        return {}
+    return {f"{MASTER_AT}{place}": "0.001"} | ({} if "CPU" in asked else {MASTER_CPU: "0"})
 
 
 def parse_memory(text: str | int) -> int:

@@ -49,6 +49,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from enum import Enum
 from functools import cache
 from pathlib import Path
@@ -148,6 +149,7 @@ class _TopologyReader:
         self._source = source
         self._found = found
         self._below = Path(source.path).parent
+        self._relative: list[Key] = []
 
     def topology(self) -> Topology:
         self._keys(self._found, (), _TOP)
@@ -184,7 +186,10 @@ class _TopologyReader:
             self._accounts(foreign),
         )
         rules.check(found)
-        return found
+        kept = found.has_slaves or foreign is ForeignClients.ACL  # by the controller
+        return replace(
+            found, relative=tuple(key for key in self._relative if kept or key[0] != "controller")
+        )
 
     # --- parts of the file ------------------------------------------------------------------------
 
@@ -445,10 +450,12 @@ class _TopologyReader:
 
     def _path(self, key: Key, path: str, elsewhere: bool) -> str:
         found = Path(path).expanduser()
-        if elsewhere and not found.is_absolute():
-            raise self._source.wrong(
-                key, f"{path!r} lies on another node: give an absolute path", path
-            )
+        if not found.is_absolute():
+            if elsewhere:
+                raise self._source.wrong(
+                    key, f"{path!r} lies on another node: give an absolute path", path
+                )
+            self._relative.append(key)
         return str(self._below / found)
 
     def _built(self, tables: Mapping[Key, Mapping[str, Any]], make: Callable[[], G]) -> G:

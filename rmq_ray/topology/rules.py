@@ -73,6 +73,8 @@ class Topology:
     failover: FailoverConfig = field(default_factory=FailoverConfig)
     accounts: str | None = None
     """Path of the ``plain_acl.yml`` that accounts come from."""
+    relative: tuple[Key, ...] = ()
+    """Where paths stand that lie beside the file, or would, where the file says nothing."""
 
     @property
     def copies(self) -> Iterator[BrokerSpec]:

@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from typing import Any
 import pytest
 
 from tests.support.outcomes import judging
+from tests.support.programs import free_port
 from tests.support.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -82,20 +82,6 @@ def processes_of(directory: Path) -> list[int]:
         except OSError:
             continue
     return found
-
-
-def free_port() -> int:
-    """Above those that the kernel and Ray's workers choose for themselves: gRPC shares a port that
-    another Ray listens on.
-    """
-    for port in range(61_000 + os.getpid() % 2_000, 65_000):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("", port))
-            except OSError:
-                continue
-            return port
-    raise AssertionError("no free port")
 
 
 @pytest.fixture(scope="module")

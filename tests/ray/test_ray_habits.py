@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,7 @@ from tests.support.programs import Program, free_port, machine_alone
 from tests.support.waiting import eventually
 
 DRIVER_S = 150
-ENVIRONMENT = {
-    "RAY_AUTH_MODE": "token",
-    "RAY_AUTH_TOKEN": "a" * 32,
-    "GRPC_ENABLE_FORK_SUPPORT": "0",  # else one connection of Ray Client in some is refused
-}
+ENVIRONMENT = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "a" * 32}
 TOPOLOGY = """\
 [defaults]
 auto_create_topics = true
@@ -59,7 +56,7 @@ told["pid"] = second.status()["broker-a/0"]["pid"]
 print("TOLD", json.dumps(told))
 """
 CLIENT = """
-import json, os, sys, time
+import json, os, sys
 import ray
 
 ray.init(sys.argv[1], logging_level="ERROR")
@@ -72,12 +69,22 @@ with mq.producer() as producer:
     told["sent"] = producer.send("by-client", b"from here").status.name
 actor = rmq.ProducerActor.options(num_cpus=0).remote("actors")
 told["actor"] = ray.get(actor.send.remote("by-client", b"from there")).status.name
+mq.admin.create_topic("passed-on", queues=1)
+
+
+@rmq.consumer("by-client", group="workers", start_from="first")
+def pass_on(message):
+    ray.get(actor.send.remote("passed-on", message.body))
+
+
+workers = pass_on.deploy(num_cpus=0)
 with mq.pull_consumer("client", start_from="first") as consumer:
-    consumer.assign(consumer.fetch_message_queues("by-client"))
-    read = []
+    consumer.assign(consumer.fetch_message_queues("passed-on"))
+    read = set()
     while len(read) < 2:
-        read += [message.body.decode() for message in consumer.poll(10, timeout=1.0)]
+        read |= {message.body.decode() for message in consumer.poll(10, timeout=1.0)}
 told["read"] = sorted(read)
+told["drained"] = workers.stop()
 
 
 def said(work):
@@ -87,30 +94,6 @@ def said(work):
         return f"{type(error).__name__}: {error}"
 
 
-
-
-@ray.remote(num_cpus=0)
-class Counter:
-    def __init__(self):
-        self.messages = 0
-
-    def add(self, count):
-        self.messages += count
-        return self.messages
-
-
-counter = Counter.remote()
-
-
-@rmq.consumer("by-client", group="workers", start_from="first")
-def count(message):
-    ray.get(counter.add.remote(1))
-
-
-workers = count.deploy(num_cpus=0)
-while ray.get(counter.add.remote(0)) < 2:
-    time.sleep(0.05)
-told["drained"] = workers.stop()
 told["nowhere"] = said(lambda: rmq.connect("nowhere"))
 from rmq_ray import data
 
@@ -125,31 +108,23 @@ ray.shutdown()
 told["left"] = said(mq.status)
 print("TOLD", json.dumps(told))
 """
-NAMESPACES = """
+A_TEAM = """
 import json, sys
 import ray, rmq_ray as rmq
 from ray.util.state import list_actors
 
-told = {"mine": [], "sent": []}
-for namespace in (None, "a-team"):
-    ray.init(sys.argv[1], namespace=namespace, log_to_driver=False, logging_level="ERROR")
-    told["mine"] += ray.util.list_named_actors()
-    for name in ("default", "second"):
-        with rmq.connect(name).producer() as producer:
-            producer.send("teams", f"{name} by {namespace}".encode())
-    if namespace:
-        told["actors"] = [
-            [actor.name, actor.class_name, actor.state, actor.ray_namespace]
-            for actor in list_actors(address=sys.argv[1], filters=[("state", "=", "ALIVE")])
-        ]
-        told["bodies"] = {
-            name: sorted(rmq.connect(name).admin.to_arrow("teams")["body"].to_pylist())
-            for name in ("default", "second")
-        }
-    ray.shutdown()
-told["bodies"] = {
-    name: [body.decode() for body in bodies] for name, bodies in told["bodies"].items()
-}
+ray.init(sys.argv[1], namespace="a-team", log_to_driver=False, logging_level="ERROR")
+told = {"mine": ray.util.list_named_actors(), "bodies": {}}
+for name in ("default", "second"):
+    mq = rmq.connect(name)
+    with mq.producer() as producer:
+        producer.send("teams", name.encode())
+    bodies = mq.admin.to_arrow("teams")["body"].to_pylist()
+    told["bodies"][name] = [body.decode() for body in bodies]
+told["actors"] = [
+    [actor.name, actor.class_name, actor.state, actor.ray_namespace]
+    for actor in list_actors(address=sys.argv[1], filters=[("state", "=", "ALIVE")])
+]
 print("TOLD", json.dumps(told))
 """
 
@@ -162,24 +137,28 @@ class Head:
     directory: Path
     up: dict[str, Any]
 
-    def told_by(self, program: str, *arguments: str) -> dict[str, Any]:
-        """What a driver prints that runs beside the head."""
-        return self.told([sys.executable, "-c", program, *arguments])
-
-    def told(self, command: list[str]) -> dict[str, Any]:
-        done = subprocess.run(
-            command,
+    def start(self, *command: str) -> subprocess.Popen[str]:
+        """A driver beside the head, or who submits one."""
+        return subprocess.Popen(
+            [sys.executable, *command],
             env=self.cli.environment,
             cwd=self.directory,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=DRIVER_S,
-            check=False,
         )
-        lines = [line for line in done.stdout.splitlines() if line.startswith("TOLD ")]
-        assert done.returncode == 0 and len(lines) == 1, f"{done.stdout}{done.stderr}"
-        found: dict[str, Any] = json.loads(lines[0].removeprefix("TOLD "))
-        return found
+
+
+def told(driver: subprocess.Popen[str]) -> dict[str, Any]:
+    """What it prints, at its end."""
+    try:
+        out, err = driver.communicate(timeout=DRIVER_S)
+    finally:
+        driver.kill()
+    lines = [line for line in out.splitlines() if line.startswith("TOLD ")]
+    assert driver.returncode == 0 and len(lines) == 1, f"{out}{err}"
+    found: dict[str, Any] = json.loads(lines[0].removeprefix("TOLD "))
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -194,71 +173,78 @@ def head() -> Iterator[Head]:
 
 
 @pytest.fixture(scope="module")
-def job(head: Head) -> dict[str, Any]:
-    """What a job told that is over: it brought this package along, and left a cluster "second"."""
+def drivers(head: Head) -> dict[str, dict[str, Any]]:
+    """What a job told, which brought this package along and left a cluster "second", and a driver
+    of Ray Client that ran beside it.
+    """
     head.cli.ok("produce", "orders", "before the job")
     (head.directory / "job").mkdir()
     (head.directory / "job" / "main.py").write_text(JOB)
-    return head.told(
-        [
-            str(Path(sys.executable).with_name("ray")),
-            *("job", "submit", "--address", head.up["ray_dashboard"]),
-            *("--working-dir", str(head.directory / "job")),
-            *("--runtime-env-json", json.dumps({"py_modules": [str(ROOT / "rmq_ray")]})),
-            *("--", "python", "main.py", str(head.directory / "second")),
-        ]
-    )
+    with head.start(
+        str(Path(sys.executable).with_name("ray")),
+        *("job", "submit", "--address", head.up["ray_dashboard"]),
+        *("--working-dir", str(head.directory / "job")),
+        *("--runtime-env-json", json.dumps({"py_modules": [str(ROOT / "rmq_ray")]})),
+        *("--", "python", "main.py", str(head.directory / "second")),
+    ) as job:
+        client = told(head.start("-c", CLIENT, head.up["ray_client"]))
+        return {"job": told(job), "client": client}
 
 
 def test_a_job_sends_to_and_reads_from_brokers_that_outlive_it(
-    head: Head, job: dict[str, Any]
+    head: Head, drivers: dict[str, dict[str, Any]]
 ) -> None:
+    job = drivers["job"]
     assert "py_modules_files" in job["module"]
     assert Path(job["python"]).parent == Path(sys.executable).parent
     assert job["sent"] == "SEND_OK"
     with judging():
         assert job["read"] == ["before the job", "of the job"]
-    head.cli.ok("produce", "orders", "after the job")
-    rows = head.cli.json("topic", "describe", "orders")
+    _, rows = head.cli.session("produce orders 'after the job'", "topic describe orders")
     with judging():
         assert sum(row["messages"] for row in rows) == 3
     assert "deletes after it" in job["refused"]
 
 
 def test_a_broker_that_a_job_started_comes_back_when_the_job_is_over(
-    head: Head, job: dict[str, Any]
+    head: Head, drivers: dict[str, dict[str, Any]]
 ) -> None:
-    subprocess.run(["kill", "-9", str(job["pid"])], check=True)
     second = Program("--cluster", "second", environment=head.cli.environment)
-    eventually(lambda: second.run("produce", "orders", "after the kill").returncode == 0)
-    rows = second.json("topic", "describe", "orders")
+
+    def counted() -> list[Any]:
+        with suppress(AssertionError):
+            return second.session("produce orders 'after the kill'", "topic describe orders")
+        return []
+
+    subprocess.run(["kill", "-9", str(drivers["job"]["pid"])], check=True)
+    _, rows = eventually(counted)
     with judging():
         assert sum(row["messages"] for row in rows) >= 2
 
 
-def test_a_driver_of_ray_client_sends_reads_and_is_told_what_it_cannot(head: Head) -> None:
-    told = head.told_by(CLIENT, head.up["ray_client"])
-    assert (told["state"], told["sent"], told["actor"]) == ("serving", "SEND_OK", "SEND_OK")
-    with judging():
-        assert told["read"] == ["from here", "from there"]
-    assert told["drained"], "a handler may use what only this driver's session knows"
-    assert told["nowhere"].startswith("ClusterError: no cluster 'nowhere' runs here (here run: d")
-    assert told["start"].startswith("ConfigError: store_path 'stores' is relative")
-    assert told["data"].startswith("ClusterError: Ray Data does not work in a driver of Ray Client")
-    assert "SEND_OK" in told["forked"]
-    assert told["left"].startswith("ClusterError: Ray is not initialised in this process")
-
-
-def test_drivers_of_any_namespace_find_two_clusters_and_the_list_of_actors_names_their_parts(
-    head: Head, job: dict[str, Any]
+def test_a_driver_of_ray_client_sends_reads_and_is_told_what_it_cannot(
+    drivers: dict[str, dict[str, Any]],
 ) -> None:
-    told = head.told_by(NAMESPACES, head.up["ray_address"])
-    assert told["mine"] == [], "the cluster's actors are in no driver's way"
+    client = drivers["client"]
+    assert (client["state"], client["sent"], client["actor"]) == ("serving", "SEND_OK", "SEND_OK")
     with judging():
-        assert told["bodies"] == {
-            name: [f"{name} by None", f"{name} by a-team"] for name in ("default", "second")
-        }
-    ours = [actor for actor in told["actors"] if actor[3] == "rmq_ray"]
+        assert client["read"] == ["from here", "from there"], "by a handler with a driver's handle"
+    assert client["drained"]
+    assert client["nowhere"].startswith("ClusterError: no cluster 'nowhere' runs here (here run: d")
+    assert client["start"].startswith("ConfigError: store_path 'stores' is relative")
+    assert client["data"].startswith("ClusterError: Ray Data does not work in a driver of Ray Clie")
+    assert "SEND_OK" in client["forked"]
+    assert client["left"].startswith("ClusterError: Ray is not initialised in this process")
+
+
+def test_a_driver_in_a_namespace_finds_two_clusters_and_the_list_of_actors_names_their_parts(
+    head: Head, drivers: dict[str, dict[str, Any]]
+) -> None:
+    found = told(head.start("-c", A_TEAM, head.up["ray_address"]))
+    assert found["mine"] == [], "the cluster's actors are in no driver's way"
+    with judging():
+        assert found["bodies"] == {name: [name] for name in ("default", "second")}
+    ours = [actor for actor in found["actors"] if actor[3] == "rmq_ray"]
     assert sorted(ours) == sorted(
         [f"{cluster}/{name}", kind, "ALIVE", "rmq_ray"]
         for cluster in ("default", "second")

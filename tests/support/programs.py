@@ -4,6 +4,7 @@ own where it starts Ray.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
@@ -15,20 +16,37 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rmq_ray.cli.base import ray_head
 from tests.support.pages import ROOT
 
 COMMAND_S = 240
+PORTS = range(61_000, 65_000)
+"""Above those that the kernel and Ray's workers choose for themselves: gRPC shares a port that
+another Ray listens on.
+"""
+_ports = itertools.count(os.getpid() * 97)
 
 
 class Program:
-    """Runs ``python -m rmq_ray`` with some general options and an environment."""
+    """Runs ``python -m rmq_ray`` with some general options. ``environment``: None = that of this
+    process; ``python``: the interpreter.
+    """
 
-    def __init__(self, *general: str, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        *general: str,
+        environment: dict[str, str] | None = None,
+        python: Path | str = sys.executable,
+    ) -> None:
         self.general = general
-        self.environment = {**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})}
+        self.environment = {
+            **(os.environ if environment is None else environment),
+            "PYTHONPATH": str(ROOT),
+        }
+        self.python = str(python)
 
     def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "rmq_ray", *self.general, *arguments]
+        command = [self.python, "-m", "rmq_ray", *self.general, *arguments]
         return subprocess.Popen(
             command,
             env=self.environment,
@@ -73,12 +91,16 @@ class Program:
 
 
 def free_port() -> int:
-    while True:
+    """Another one each time."""
+    for number in itertools.islice(_ports, len(PORTS)):
+        port = PORTS[number % len(PORTS)]
         with socket.socket() as probe:
-            probe.bind(("", 0))
-            port: int = probe.getsockname()[1]
-        if not 10_002 <= port <= 19_999:
+            try:
+                probe.bind(("", port))
+            except OSError:
+                continue
             return port
+    raise AssertionError("no free port")
 
 
 def processes_that_name(text: str) -> list[str]:
@@ -96,21 +118,22 @@ def processes_that_name(text: str) -> list[str]:
 @contextmanager
 def machine_alone(kind: str, **environment: str) -> Iterator[tuple[Program, Path]]:
     """A machine of its own, as far as Ray can tell: other temporary directories, no token mode from
-    this process, no address. ``environment``: of every command. The clusters "default" and "second"
-    are stopped at the end, and nothing runs then.
+    this process, no address. ``environment``: of every command. The heads that were started there
+    are ended, and nothing runs then.
     """
     # short: Ray puts Unix sockets below it
     directory = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / f"{kind}-{uuid.uuid4().hex[:8]}"
     directory.mkdir()
-    cli = Program(environment={"RAY_TMPDIR": str(directory), "TMPDIR": str(directory)})
+    own = {"RAY_TMPDIR": str(directory), "TMPDIR": str(directory)}
+    cli = Program(environment=os.environ | own)
     for variable in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_worker_niceness"):
         cli.environment.pop(variable, None)
     cli.environment |= environment
     try:
         yield cli, directory
     finally:
-        for cluster in ("second", "default"):
-            if processes_that_name(str(directory)):
-                cli.run("--cluster", cluster, "down")
+        for head in ray_head.running():
+            if Path(head.directory).is_relative_to(directory):
+                ray_head.stop(head)
     assert processes_that_name(str(directory)) == []
     subprocess.run(["rm", "-rf", str(directory)], check=True, timeout=60)

@@ -98,13 +98,28 @@ def test_the_job_runs_what_the_image_has_in_the_cluster_that_is_there() -> None:
     assert job["clusterSelector"] == {"ray.io/cluster": cluster["metadata"]["name"]}
 
 
+@pytest.mark.parametrize("file", ["Dockerfile", "raycluster.yaml"])
+def test_the_image_is_built_where_the_files_are_that_it_copies(file: str) -> None:
+    (line,) = [line for line in (FOLDER / file).read_text().splitlines() if "docker build" in line]
+    words = line.split()
+    root, context = FOLDER.parents[1], FOLDER.parents[1] / words[-1]
+    assert root / words[words.index("-f") + 1] == FOLDER / "Dockerfile"
+    made = words[words.index("--wheel-dir") + 1]
+    for step in (FOLDER / "Dockerfile").read_text().splitlines():
+        if step.startswith("COPY "):
+            source = step.split()[1]
+            assert source.startswith(f"{made}/") or (context / source).is_file(), source
+
+
 def test_the_budget_lets_one_pod_of_the_brokers_go_and_the_pod_has_time_for_it() -> None:
     budget = documents()["PodDisruptionBudget"][0]["spec"]
-    wanted = budget["selector"]["matchLabels"].items()
+    wanted = dict(budget["selector"]["matchLabels"])
+    (cluster,) = documents()["RayCluster"]
+    assert wanted.pop("ray.io/cluster") == cluster["metadata"]["name"], "the operator's own label"
     counted = [
         group["template"]["spec"]
         for group in groups()
-        if wanted <= group["template"].get("metadata", {}).get("labels", {}).items()
+        if wanted.items() <= group["template"].get("metadata", {}).get("labels", {}).items()
     ]
     assert budget["minAvailable"] == len(counted) - 1 == 1
     for spec in counted:

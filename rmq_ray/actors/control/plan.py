@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,8 +36,8 @@ SOCKET_PATH_BYTES_MAX = 107  # what the kernel takes, less the ending zero
 REPLICAS_MAX = 9
 ACCOUNTS = "accounts"
 """The controller's directory of them below ``store_path``, or behind the ledger's name."""
-RAYS_OWN = "runtime_resources"
-"""Of a Ray session: where it keeps the working directories and modules of jobs."""
+RAYS_OWN = ("session_", "runtime_resources")
+"""Below a directory that begins so Ray keeps the working directories and modules of jobs."""
 CONTROLLER = "controller"
 """The controller's key among the resources, and its directory below ``store_path``."""
 
@@ -106,6 +107,13 @@ class ClusterPlan:
             for config in self.copies(broker.broker_name):
                 yield names.replica_key(config.broker_name, config.broker_id), config
 
+    def paths(self) -> Iterator[str]:
+        """Of all that must outlive who starts the cluster."""
+        yield from (config.store.path for _, config in self.all_copies())
+        yield from (config.directory for config in self.name_servers)
+        kept = (self.ledger, *((self.home, self.accounts) if self.has_accounts else ()))
+        yield from (path for path in kept if path is not None)
+
 
 @dataclass(frozen=True, slots=True)
 class StartOptions:
@@ -167,7 +175,7 @@ def make_plan(
         name: _replicas(name, root, asked, common)
         for name in (f"broker-{letter}" for letter in BROKER_LETTERS[: asked.brokers])
     }
-    return ClusterPlan(
+    plan = ClusterPlan(
         cluster,
         servers,
         tuple(replicas[0] for replicas in made.values()),
@@ -179,6 +187,8 @@ def make_plan(
         home=str(root / ACCOUNTS),
         accounts=_accounts_file(asked.accounts, allowed),
     )
+    _check_kept(plan)
+    return plan
 
 
 def _accounts_file(given: str | os.PathLike[str] | None, foreign: ForeignClients) -> str | None:
@@ -227,7 +237,7 @@ def plan_of(
             host=spec.config.host or host, hold_link=hold_socket(spec.config.store.path)
         )
 
-    return ClusterPlan(
+    made = ClusterPlan(
         names.check_cluster_name(topology.cluster),
         tuple(spec.config.but(host=spec.config.host or host) for spec in topology.name_servers),
         tuple(placed(spec) for spec in topology.brokers),
@@ -244,6 +254,8 @@ def plan_of(
         home=f"{topology.controller.ledger}.{ACCOUNTS}",
         accounts=topology.accounts,
     )
+    _check_kept(made)
+    return made
 
 
 def not_used(running: ClusterPlan, asked: StartOptions, defaults: Mapping[str, Any]) -> list[str]:
@@ -298,16 +310,23 @@ def _check_path(store_path: object) -> None:
         )
 
 
+def _check_kept(plan: ClusterPlan) -> None:
+    """Ray deletes a job's directory once nobody uses it."""
+    session, copies = RAYS_OWN
+    for path in plan.paths():
+        if any(
+            above.startswith(session) and part == copies
+            for above, part in pairwise(Path(path).parts)
+        ):
+            raise ConfigError(
+                f"{path} is below a directory that Ray copied for a job and deletes after it: give "
+                f"an absolute path",
+                path,
+            )
+
+
 def _check_root(root: Path) -> None:
-    """A new store inside of a broker's own would be empty, and in its way; Ray deletes a job's
-    directory once nobody uses it.
-    """
-    if RAYS_OWN in root.parts:
-        raise ConfigError(
-            f"{root} is below a directory that Ray copied for a job and deletes after it: give an "
-            f"absolute store_path",
-            str(root),
-        )
+    """A new store inside of a broker's own would be empty, and in its way."""
     if (root / "commitlog").is_dir() or (root / "rmq_ray" / "identity").is_file():
         what = (
             f"{root} is a broker's own store; store_path is the directory that holds the "

@@ -48,6 +48,7 @@ AGENT_PORT = 52365
 """Of what starts jobs on a node; without it Ray says of each job to "try again later". The same
 holds for it.
 """
+GRPC_AT_FORK = "GRPC_ENABLE_FORK_SUPPORT"
 WORKER_PORTS = range(10002, 20000)
 """Ray's workers listen here: a head on such a port dies when one of them takes it."""
 RAY_NICENESS = 15
@@ -156,14 +157,10 @@ def start(port: int | None, dashboard: bool = False) -> Head:
     is taken. ``dashboard``: Ray's, on loopback, at 8265 or any free port; ``ConfigError`` where its
     packages are missing.
 
-    Called inside ``alone``. Niceness 0 for its workers: restarts of a killed broker are three times
-    as quick. This interpreter is first on its PATH: the `python` of a job is that one, and its pip.
-    Raises ``ClusterError`` with Ray's own words where it fails.
+    Called inside ``alone``. Raises ``ClusterError`` with Ray's own words where it fails.
     """
     chosen = _checked_port(port)
-    put_environment("RAY_worker_niceness", "0")
-    beside = str(Path(sys.executable).parent)
-    put_environment("PATH", os.pathsep.join(filter(None, (beside, environment("PATH")))))
+    _put_environment()
     client_port = _client_port()
     command = [
         _ray(),
@@ -331,6 +328,18 @@ def _signal(pid: int, number: int) -> None:
         os.kill(pid, number)
     except ProcessLookupError:
         return
+
+
+def _put_environment() -> None:
+    """What the head's processes inherit. Niceness 0 for its workers: restarts of a killed broker
+    are three times as quick. This interpreter is first on its PATH: the `python` of a job is that
+    one, and its pip. gRPC does nothing at a fork, unless it is told to: Ray Client's server forks
+    for each driver, and some died of it (Ray's issue 63202).
+    """
+    put_environment("RAY_worker_niceness", "0")
+    beside = str(Path(sys.executable).parent)
+    put_environment("PATH", os.pathsep.join(filter(None, (beside, environment("PATH")))))
+    put_environment(GRPC_AT_FORK, environment(GRPC_AT_FORK) or "0")
 
 
 def _dashboard_options(dashboard: bool) -> list[str]:

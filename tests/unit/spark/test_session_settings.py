@@ -23,6 +23,7 @@ from rmq_ray.spark.session import (
     EXECUTOR_CPU,
     LOG4J,
     MASTER_AT,
+    MASTER_AT_OLD,
     MASTER_CPU,
     QUICK_START,
     UNCLEARED,
@@ -266,8 +267,11 @@ def test_the_app_master_is_put_on_the_drivers_node_unless_somebody_places_it() -
         {"Alive": True, "Resources": {"node:10.0.0.1": 1.0}},
         {"Alive": False, "Resources": {"node:10.0.0.2": 1.0}},
     ]
-    place = {MASTER_CPU: "0", f"{MASTER_AT}node:10.0.0.1": "0.001"}
-    assert beside_driver({}, "10.0.0.1", known) == place
-    assert beside_driver({MASTER_CPU: "1"}, "10.0.0.1", known) == place
-    assert beside_driver({f"{MASTER_AT}gpu": "1"}, "10.0.0.1", known) == {}
+    place = {f"{MASTER_AT}node:10.0.0.1": "0.001"}
+    keeps_none = place | {MASTER_CPU: "0"}
+    for size in ({}, {f"{MASTER_AT}memory": "1e9"}, {"spark.ray.raydp_spark_master.log": "a"}):
+        assert beside_driver(size, "10.0.0.1", known) == keeps_none
+    for asked in (MASTER_AT, MASTER_AT_OLD):
+        assert beside_driver({f"{asked}CPU": "1"}, "10.0.0.1", known) == place
+        assert beside_driver({f"{asked}disk_a": "1"}, "10.0.0.1", known) == {}
     assert beside_driver({}, "10.0.0.2", known) == beside_driver({}, "10.9.9.9", known) == {}

@@ -13,9 +13,11 @@ from rmq_ray.actors.control.plan import (
     StartOptions,
     hold_socket,
     make_plan,
+    plan_of,
 )
 from rmq_ray.config import FlushMode, ForeignClients, ReplicationMode
 from rmq_ray.errors import ConfigError, StoreForeign
+from rmq_ray.topology.reader import parse_topology
 
 
 def plan(**changes: object) -> ClusterPlan:
@@ -66,10 +68,51 @@ def test_a_brokers_own_store_is_no_place_for_the_stores_of_a_cluster(
     assert plan(store_path=tmp_path).brokers[0].store.path == f"{tmp_path}/broker-a"
 
 
+COPIED = "/tmp/ray/session_1/runtime_resources/working_dir_files/_ray_pkg_1"
+IN_FILES = """\
+foreign = "acl"
+accounts = "/data/plain_acl.yml"
+[controller]
+store = "/data/controller"
+[[name_servers]]
+directory = "/data/name-server"
+[[brokers]]
+name = "broker-a"
+store = { path = "/data/broker-a" }
+allow_same_node = true
+[[brokers.replicas]]
+store = { path = "/data/broker-a.replica-1" }
+"""
+
+
 def test_a_store_in_a_directory_that_ray_deletes_after_a_job_is_refused() -> None:
-    copied = "/tmp/ray/session_1/runtime_resources/working_dir_files/_ray_pkg_1"
-    with pytest.raises(ConfigError, match="deletes after it: give an absolute store_path"):
-        plan(store_path=f"{copied}/rmq-data")
+    with pytest.raises(ConfigError, match="deletes after it: give an absolute path"):
+        plan(store_path=f"{COPIED}/rmq-data")
+    of_a_user = "/srv/runtime_resources/session_1/stores"
+    assert plan(store_path=of_a_user).brokers[0].store.path == f"{of_a_user}/broker-a"
+
+
+@pytest.mark.parametrize(
+    ("absolute", "refused"),
+    [
+        ('"/data/broker-a"', "broker-a"),
+        ('"/data/broker-a.replica-1"', "broker-a.replica-1"),
+        ('"/data/name-server"', "name-server"),
+        ('store = "/data/controller"\n', "rmq.controller"),
+        ('"/data/plain_acl.yml"', "plain_acl.yml"),
+    ],
+)
+def test_so_is_whatever_a_file_puts_there(absolute: str, refused: str) -> None:
+    path = f"{COPIED}/rmq.toml"
+    assert plan_of(parse_topology(IN_FILES, path), b"", one_node=True).accounts
+    text = IN_FILES.replace(absolute, absolute.replace("/data/", "") if "=" not in absolute else "")
+    with pytest.raises(ConfigError, match=f"{COPIED}/{refused} is below.*deletes after it"):
+        plan_of(parse_topology(text, path), b"", one_node=True)
+
+
+def test_where_the_controller_keeps_nothing_its_directory_may_be_anywhere() -> None:
+    alone = IN_FILES[IN_FILES.index("[[brokers]]") : IN_FILES.index("[[brokers.replicas]]")]
+    assert plan_of(parse_topology(alone, f"{COPIED}/rmq.toml"), b"", one_node=True).brokers
 
 
 def test_relative_and_home_paths_become_absolute(
