@@ -316,7 +316,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         """Hand out every whole frame."""
         self._buffer.filled(nbytes)
         self._moved_ms = self._clock.monotonic_ms()
-        frame = None
+        frame: memoryview | None = None
         try:
             while self._dead is None:
                 frame = self._buffer.take()
@@ -345,8 +345,9 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The end, whoever caused it."""
         told = self._on_lost if self._ready else None
-        closed = "closed by the server" if self._ready else handshake.CLOSED_EARLY
-        self._break(str(exc) if exc is not None else closed)
+        reason = str(exc) if exc is not None else "closed by the server"
+        early = not self._ready and (exc is None or isinstance(exc, ConnectionError))
+        self._break(handshake.CLOSED_EARLY if early else reason)
         if not self._closed.done():
             self._closed.set_result(None)
         if told is not None:

@@ -169,7 +169,7 @@ class BrokerLink:
             return self.ask_name_servers(command, timeout_ms, until_ms)
 
     def ask_name_servers(self, command: Command, timeout_ms: float, until_ms: float) -> Command:
-        """The same without the discovery, which may take its own time: the known ones only."""
+        """The same of those that are known: the discovery, which may take long, is not asked."""
         pool = self._need(self._name_servers)
         servers, first = self._servers, self._chosen
         last: RemotingError | None = None
