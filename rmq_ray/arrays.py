@@ -7,6 +7,8 @@ producer of single messages need not: NumPy would be a third of its start. Decid
 
 from __future__ import annotations
 
+import os
+import threading
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -16,7 +18,17 @@ if TYPE_CHECKING:
     from numpy import *  # noqa: F403
     from numpy import ndarray
 else:
+    _loading = threading.RLock()
+    # a child that was forked in the midst of it would have a half of NumPy for ever
+    os.register_at_fork(
+        before=_loading.acquire,
+        after_in_parent=_loading.release,
+        after_in_child=_loading.release,
+    )
 
     def __getattr__(name: str) -> Any:
-        value = globals()[name] = getattr(import_module("numpy"), name)
+        if name.startswith("__"):  # asked for by those who look what kind of module this is
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        with _loading:
+            value = globals()[name] = getattr(import_module("numpy"), name)
         return value

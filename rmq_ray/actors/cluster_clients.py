@@ -36,7 +36,9 @@ class ClusterClients:
         """Administration over connections; one client instance, made at first use."""
         from rmq_ray.client.admin.admin import Admin
 
-        return Admin(self.discovery)
+        # the first of several threads; from Python 3.12 on the property has no lock of its own
+        made: Admin = self.__dict__.setdefault("admin", Admin(self.discovery))
+        return made
 
     def producer(self, group: str | None = None, **settings: Any) -> Producer:
         """A ``Producer`` of this cluster, whatever others this process uses."""

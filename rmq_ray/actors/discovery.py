@@ -29,8 +29,8 @@ from rmq_ray.errors import ClusterError, ConfigError, CredentialsInvalid
 from rmq_ray.extras import load
 from rmq_ray.model.ids import Address
 from rmq_ray.ports import ClusterAddress
+from rmq_ray.remoting.sockets import LOOPBACK
 
-LOOPBACK = "127.0.0.1"
 _used: dict[str, tuple[str, AccountProof | None]] = {}
 """Clusters that this process started or connected to, and did not stop -> by which connection to
 Ray, and as which account.

@@ -174,7 +174,7 @@ def _python() -> Check:
         "python",
         OK if fits else FAIL,
         f"{platform.python_version()} on {platform.system()}",
-        "" if fits else "use Python 3.11 to 3.14 on Linux",
+        "" if fits else "use Python 3.11 to 3.13 on Linux",
     )
 
 

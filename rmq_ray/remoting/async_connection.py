@@ -76,6 +76,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._flush_planned = False
         self._dead: str | None = None
         self._no_tls = ""
+        self._met = False
+        self._stranger = ""
         self._ready = False
         self._closed = self._loop.create_future()
         self._idle_check: asyncio.TimerHandle | None = None
@@ -107,24 +109,15 @@ class AsyncConnection(asyncio.BufferedProtocol):
                     await connection._shake_hands(
                         ClientHandshake(credentials, secrets.token_bytes(handshake.NONCE_BYTES))
                     )
-        except (OSError, TimeoutError) as error:
+        except (OSError, TimeoutError, ValueError) as error:  # ValueError: a host that is no name
             connection._break(str(error))
-            raise ConnectFailed(
-                f"cannot connect to {address}: {error or type(error).__name__}; nothing was sent",
-                str(address),
-            ) from None
+            raise connection._not_ready(error) from None
         except HandshakeFailed as error:
             connection._break("handshake failed")
             raise HandshakeFailed(f"{address}: {error}", str(address)) from None
         except RemotingError as error:
             connection._break(str(error))
-            if connection._no_tls:  # of TLS 1.3 the server's last word may come behind our HELLO
-                raise TlsFailed(
-                    f"no TLS with {address}: {connection._no_tls}; nothing was sent", str(address)
-                ) from None
-            raise ConnectFailed(
-                f"{address} ended the handshake: {error}; nothing was sent", str(address)
-            ) from None
+            raise connection._not_ready(error) from None
         except BaseException:
             connection._break("cancelled")
             raise
@@ -250,6 +243,23 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._send(prove, prove.opaque, prove.flag)
         client.finish(await self._answer(prove.opaque, self._limits.connect_timeout_ms))
 
+    def _not_ready(self, error: Exception) -> RemotingError:
+        """What became of a connection that ended before anybody could use it."""
+        address = self._name
+        if self._no_tls:  # of TLS 1.3 the server's last word may come behind our HELLO
+            return TlsFailed(f"no TLS with {address}: {self._no_tls}; nothing was sent", address)
+        if self._stranger:
+            return HandshakeFailed(
+                f"{address}: no answer to a handshake; {self._stranger}", address
+            )
+        if self._transport is None:
+            why = str(error) or type(error).__name__
+            return ConnectFailed(f"cannot connect to {address}: {why}; nothing was sent", address)
+        why = handshake.TOO_LATE if isinstance(error, TimeoutError) else self._dead
+        return ConnectFailed(
+            f"connection to {address} ended before it was ready: {why}; nothing was sent", address
+        )
+
     # --- the end ----------------------------------------------------------------------------------
 
     def _break(self, reason: str, gently: bool = False) -> None:
@@ -301,6 +311,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         """Hand out every whole frame."""
         self._buffer.filled(nbytes)
         self._moved_ms = self._clock.monotonic_ms()
+        frame: memoryview | None = None
         try:
             while self._dead is None:
                 frame = self._buffer.take()
@@ -313,8 +324,12 @@ class AsyncConnection(asyncio.BufferedProtocol):
                     self._deliver(decode(frame))
             self._buffer.settle()
         except MalformedFrame as error:
-            log.warning("closing %s: %s", self._name, error)
-            self._break(str(error))
+            said = str(error)
+            if frame is None and not self._met:
+                self._stranger = handshake.stranger(self._buffer.head)
+                said = f"{self._name} sent no frame; {self._stranger}"
+            log.warning("closing %s: %s", self._name, said)
+            self._break(said)
         except Exception as error:  # a fault here would leave every caller waiting
             log.exception("the reader of %s failed", self._name)
             self._break(f"reader failed: {error!r}")
@@ -325,7 +340,9 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The end, whoever caused it."""
         told = self._on_lost if self._ready else None
-        self._break(str(exc) if exc is not None else "closed by the server")
+        reason = str(exc) if exc is not None else "closed by the server"
+        early = not self._ready and (exc is None or isinstance(exc, ConnectionError))
+        self._break(handshake.CLOSED_EARLY if early else reason)
         if not self._closed.done():
             self._closed.set_result(None)
         if told is not None:
@@ -335,6 +352,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
                 log.exception("on_lost of %s failed", self._name)
 
     def _deliver(self, command: Command) -> None:
+        self._met = True
         if command.flag & FLAG_RESPONSE:
             future = self._waiting.pop(command.opaque, None)
             if future is not None and not future.done():

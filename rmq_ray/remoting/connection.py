@@ -222,15 +222,6 @@ SEND_STALL_MS = 1_000
 RECEIVE_SLICE_MS = 500
 """How long a blocked send or receive of the open connection lasts before it looks around."""
 
-_TOO_LATE = (
-    "no answer to the handshake in time; the server is overloaded or stopped, or no server of "
-    "this kind"
-)
-_CLOSED = (
-    "the server closed the connection during the handshake; it may be full, or no server of this "
-    "kind, or it speaks TLS only (tls=rmq.Tls(...))"
-)
-
 
 def dial(
     address: Address,
@@ -301,7 +292,11 @@ def _not_ready(address: Address, error: OSError, secure: bool) -> RemotingError:
             return TlsFailed(
                 f"no TLS with {address}: {explain(error)}; nothing was sent", str(address)
             )
-    why = _TOO_LATE if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+    why = (
+        handshake.TOO_LATE
+        if isinstance(error, TimeoutError)
+        else str(error) or type(error).__name__
+    )
     return ConnectFailed(
         f"connection to {address} ended before it was ready: {why}; nothing was sent", str(address)
     )
@@ -321,7 +316,7 @@ class _Exchange:
             self._sock.sendall(encode_bytes(command))
             first = self._receive(4)
         except ConnectionError:
-            raise ConnectionResetError(_CLOSED) from None
+            raise ConnectionResetError(handshake.CLOSED_EARLY) from None
         (size,) = _LENGTH.unpack(first)
         if not 0 < size <= handshake.FRAME_BYTES_MAX:
             raise MalformedFrame(f"no answer to a handshake; {handshake.stranger(first)}")
@@ -333,7 +328,7 @@ class _Exchange:
             self.arm()
             piece = self._sock.recv(count - len(found))
             if not piece:
-                raise ConnectionResetError(_CLOSED)
+                raise ConnectionResetError(handshake.CLOSED_EARLY)
             found += piece
         return found
 
@@ -403,6 +398,7 @@ class Connection:
         self._closed_here = False
         self._death = threading.Lock()
         self._sock = dial(address, credentials, limits, clock, tls)
+        self._proven = credentials is not None
         self._waiting = WaitingTable(limits.unanswered_requests_max, self._name)
         self._outbox = Outbox(self._sock, limits.unsent_bytes_max, self._name, self._break)
         self._heard_ms = clock.monotonic_ms()
@@ -587,25 +583,25 @@ class Connection:
     def _read(self) -> None:
         buffer = bytearray(READ_BYTES)
         view = memoryview(buffer)
-        end = 0
+        end, met = 0, self._proven
         while True:
             end += self._receive(view[end:])
             start = 0
             while end - start >= 4:
                 (size,) = _LENGTH.unpack_from(buffer, start)
                 if not FRAME_BYTES_MIN <= size <= self._limits.frame_bytes_max:
-                    first = bytes(view[start : start + 4])
-                    raise MalformedFrame(
-                        f"{self._name} sent no frame; {handshake.stranger(first)}", self._name
+                    said = handshake.no_frame(
+                        bytes(view[start : start + 4]), self._limits.frame_bytes_max, met
                     )
+                    raise MalformedFrame(f"{self._name} {said}", self._name)
                 stop = start + 4 + size
                 if stop > end:
                     break
                 self._deliver(memoryview(bytes(view[start + 4 : stop])))
-                start = stop
+                start, met = stop, True
             if start < end and end - start >= 4 and 4 + size > READ_BYTES:
                 self._deliver(self._receive_long(size, view[start + 4 : end]))
-                start = end
+                start, met = end, True
             if start:
                 view[: end - start] = view[start:end]
                 end -= start

@@ -117,6 +117,29 @@ class ClientHandshake:
             )
 
 
+TOO_LATE = (
+    "no answer to the handshake in time; the server is overloaded or stopped, or no server of "
+    "this kind"
+)
+CLOSED_EARLY = (
+    "the server closed the connection during the handshake; it may be full, or no server of this "
+    "kind, or it speaks TLS only (tls=rmq.Tls(...))"
+)
+
+
+def no_frame(first: bytes, bytes_max: int, met: bool) -> str:
+    """What somebody did who sent these four bytes where a frame's length stands; for errors.
+    ``met``: frames of ours came from there before, so that it is no other program.
+
+    >>> no_frame(b"HTTP", 4096, True)
+    'sent a frame of 1213486160 bytes; 4096 are the most'
+    """
+    if met:
+        size = int.from_bytes(first, "big", signed=True)
+        return f"sent a frame of {size} bytes; {bytes_max} are the most"
+    return f"sent no frame; {stranger(first)}"
+
+
 def stranger(first: bytes) -> str:
     """Who seems to listen where an answer begins with these bytes, which are no frame of ours; for
     errors.

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import rmq_ray as rmq
+from rmq_ray.actors.cluster_clients import ClusterClients
 from rmq_ray.actors.discovery import StaticDiscovery
 from rmq_ray.client.admin.admin import Admin
+from rmq_ray.client.instance.client_instance import ClientInstance
 from tests.support.brokers.live_cluster import CLUSTER, SECRET, LiveCluster
 from tests.support.faults.stopwatch import Stopwatch
 from tests.support.wire import scripted
@@ -32,3 +36,22 @@ def test_a_name_server_that_says_nothing_is_told_in_time() -> None:
         assert not ill and "no answer to the handshake in time" in ill.problem
         assert watch.lived_s < 2
         handle.close()
+
+
+def test_many_threads_that_ask_first_share_one_client(tmp_path: Path) -> None:
+    with LiveCluster(tmp_path) as cluster:
+        (server,) = cluster.lookup().name_servers
+        before = set(ClientInstance.running())
+        for _ in range(10):
+            mq = rmq.connect(CLUSTER, name_servers=server, secret=SECRET)
+            together = threading.Barrier(8)
+
+            def ask(mq: ClusterClients = mq, together: threading.Barrier = together) -> bool:
+                together.wait(10)
+                return bool(mq.admin.health(timeout=5.0))
+
+            with ThreadPoolExecutor(8) as threads:
+                assert all([each.result() for each in [threads.submit(ask) for _ in range(8)]])
+            assert len(set(ClientInstance.running()) - before) == 1
+            mq.admin.close()
+            assert set(ClientInstance.running()) == before

@@ -4,9 +4,11 @@ told within the time-out, as an error with a type.
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import socketserver
 import ssl
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -15,7 +17,7 @@ import pytest
 
 import rmq_ray as rmq
 from rmq_ray.clock import SYSTEM_CLOCK
-from rmq_ray.config import RemotingLimits
+from rmq_ray.config import RemotingLimits, Tls
 from rmq_ray.errors import (
     ConnectFailed,
     ConnectionLost,
@@ -24,15 +26,17 @@ from rmq_ray.errors import (
     TlsFailed,
 )
 from rmq_ray.model.ids import Address
+from rmq_ray.remoting.async_connection import AsyncConnection
 from rmq_ray.remoting.connection import Connection
 from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.remoting.wire.codes import RequestCode
-from rmq_ray.remoting.wire.frame import Command
+from rmq_ray.remoting.wire.frame import Command, decode, encode_bytes
 from tests.support.certificates import Certificates
 from tests.support.faults.stopwatch import Stopwatch
 from tests.support.wire import scripted
 
 SECRET = b"s" * 32
+CREDENTIALS = Credentials("c", "name_server", SECRET)
 LIMITS = RemotingLimits(connect_timeout_ms=300)
 HTTP = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"
 REDIS = b"-ERR unknown command, with args beginning with: \r\n"
@@ -79,11 +83,28 @@ def speaking_tls(files: Certificates) -> Iterator[Address]:
         yield address
 
 
+def by_thread(address: Address, tls: Tls | None = None, limits: RemotingLimits = LIMITS) -> None:
+    Connection(address, CREDENTIALS, limits, SYSTEM_CLOCK, tls=tls)
+
+
+def by_loop(address: Address, tls: Tls | None = None, limits: RemotingLimits = LIMITS) -> None:
+    asyncio.run(AsyncConnection.open(address, CREDENTIALS, limits, SYSTEM_CLOCK, tls=tls))
+
+
+def by_connect(address: Address, tls: Tls | None = None, limits: RemotingLimits = LIMITS) -> None:
+    rmq.connect(name_servers=str(address), secret=SECRET, tls=tls)
+
+
+Opens = Callable[..., None]
+each_way = pytest.mark.parametrize("opens", [by_connect, by_thread, by_loop])
+
+
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return Certificates(tmp_path_factory.mktemp("pem"))
 
 
+@each_way
 @pytest.mark.parametrize("with_tls", [False, True])
 @pytest.mark.parametrize(
     ("script", "plain", "secured"),
@@ -100,45 +121,73 @@ def test_connecting_to_another_program_says_who_is_there(
     plain: str,
     secured: str,
     with_tls: bool,
+    opens: Opens,
 ) -> None:
     tls = files.client() if with_tls else None
     with (
         scripted(script) as address,
         pytest.raises((HandshakeFailed, ConnectFailed, TlsFailed), match=str(address)) as told,
     ):
-        rmq.connect(name_servers=str(address), secret=SECRET, tls=tls)
+        opens(address, tls, RemotingLimits())
     told.match(secured if with_tls else plain)
 
 
-def test_a_tls_port_that_is_spoken_to_without_tls_names_the_setting(files: Certificates) -> None:
+@each_way
+def test_a_tls_port_that_is_spoken_to_without_tls_names_the_setting(
+    files: Certificates, opens: Opens
+) -> None:
     with (
         speaking_tls(files) as address,
         pytest.raises((HandshakeFailed, ConnectFailed), match=r"tls=rmq\.Tls"),
     ):
-        rmq.connect(name_servers=str(address), secret=SECRET)
+        opens(address, limits=RemotingLimits())
 
 
-def test_an_alert_of_tls_is_known_by_its_first_bytes() -> None:
+@each_way
+def test_an_alert_of_tls_is_known_by_its_first_bytes(opens: Opens) -> None:
     alert = b"\x15\x03\x03\x00\x02\x02\x46"
     with (
         scripted(says(alert)) as address,
         pytest.raises(HandshakeFailed, match="it speaks TLS: connect with tls"),
     ):
-        rmq.connect(name_servers=str(address), secret=SECRET)
+        opens(address, limits=RemotingLimits())
 
 
+@pytest.mark.parametrize("opens", [by_thread, by_loop])
 @pytest.mark.parametrize("with_tls", [False, True])
 def test_who_never_answers_costs_the_time_out_and_no_more(
-    files: Certificates, with_tls: bool
+    files: Certificates, with_tls: bool, opens: Opens
 ) -> None:
-    credentials, tls = Credentials("c", "name_server", SECRET), files.client()
+    tls = files.client()
     with scripted(is_silent) as address:
         watch = Stopwatch()
         with pytest.raises(ConnectFailed, match=f"{address}.*no answer to the handshake in time"):
-            Connection(address, credentials, LIMITS, SYSTEM_CLOCK, tls=tls if with_tls else None)
+            opens(address, tls if with_tls else None)
         assert watch.lived_s < 2
 
 
+def asks_by_thread(address: Address, limits: RemotingLimits = LIMITS) -> None:
+    connection = Connection(address, None, limits, SYSTEM_CLOCK)
+    try:
+        for _ in range(2):
+            connection.request(Command(RequestCode.GET_BROKER_CLUSTER_INFO), 300)
+    finally:
+        connection.close()
+
+
+def asks_by_loop(address: Address, limits: RemotingLimits = LIMITS) -> None:
+    async def ask() -> None:
+        connection = await AsyncConnection.open(address, None, limits, SYSTEM_CLOCK)
+        try:
+            for _ in range(2):
+                await connection.request(Command(RequestCode.GET_BROKER_CLUSTER_INFO), 300)
+        finally:
+            await connection.close()
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize("asks", [asks_by_thread, asks_by_loop])
 @pytest.mark.parametrize(
     ("script", "error", "text"),
     [
@@ -150,20 +199,33 @@ def test_who_never_answers_costs_the_time_out_and_no_more(
     ids=["http", "redis", "closes at once", "silent"],
 )
 def test_without_a_secret_the_first_request_says_it(
-    script: Callable[[socket.socket], None], error: type[Exception], text: str
+    script: Callable[[socket.socket], None], error: type[Exception], text: str, asks: Opens
 ) -> None:
-    with scripted(script) as address:
-        connection = Connection(address, None, LIMITS, SYSTEM_CLOCK)
-        with pytest.raises(error, match=text) as told:
-            connection.request(Command(RequestCode.GET_BROKER_CLUSTER_INFO), 300)
-        assert str(address) in str(told.value)
-        connection.close()
+    with scripted(script) as address, pytest.raises(error, match=text) as told:
+        asks(address)
+    assert str(address) in str(told.value)
 
 
+@pytest.mark.parametrize("asks", [asks_by_thread, asks_by_loop])
+def test_who_was_met_before_is_no_other_program_and_the_size_is_told(asks: Opens) -> None:
+    def script(sock: socket.socket) -> None:
+        (size,) = struct.unpack(">i", sock.recv(4, socket.MSG_WAITALL))
+        asked = decode(memoryview(sock.recv(size, socket.MSG_WAITALL)))
+        sock.sendall(encode_bytes(asked.answer()))
+        sock.recv(4096)
+        sock.sendall(struct.pack(">i", 5_000_000) + b"x" * 64)
+
+    limits = LIMITS.but(frame_bytes_max=1 << 20)
+    with scripted(script) as address, pytest.raises(ConnectionLost, match="5000000 bytes") as told:
+        asks(address, limits)
+    assert "another program" not in str(told.value)
+
+
+@each_way
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "a..b", "x" * 64])
-def test_hosts_that_are_none_are_told(host: str) -> None:
+def test_hosts_that_are_none_are_told(host: str, opens: Opens) -> None:
     with pytest.raises(ConnectFailed, match="cannot connect to"):
-        rmq.connect(name_servers=f"{host}:9876", secret=SECRET)
+        opens(Address(host, 9876), limits=RemotingLimits())
 
 
 def test_a_send_says_the_same_within_its_time_out() -> None:

@@ -9,5 +9,27 @@ Ray, over TLS with ``tls`` (``rmq.Tls``), else as ``RMQ_TLS_CA`` says. ``access_
 ``ProducerConfig`` and ``ConsumerConfig``.
 
 One module for what a program loads together: a producer starts without what consumers need. Open
-first: ``producers.py``.
+first: ``producers.py``. The package has the classes by name, too: pickles from before they had
+modules of their own look for them here.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+_HOMES = {
+    "AsyncProducer": "async_producers",
+    "Producer": "producers",
+    "PullConsumer": "consumers",
+    "PushConsumer": "consumers",
+    "SimpleConsumer": "consumers",
+    "TransactionProducer": "producers",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{home}"), name)

@@ -6,7 +6,10 @@ recovers or was elected a moment ago is asked again: it refused before it did an
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
 
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.instance.stopped_brokers import why_some_stopped, why_stopped
@@ -33,12 +36,18 @@ class AdminLink:
         self._discovery = discovery
         self._timeout_ms = timeout_ms
         self._instance: ClientInstance | None = None
+        self._lock = threading.RLock()  # a signal handler may close it
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles as what it was made from: connections are opened where it goes."""
+        return partial(type(self), self._discovery, timeout_ms=self._timeout_ms), ()
 
     def close(self) -> None:
         """Close the connections; the next call opens them again."""
-        if self._instance is not None:
-            self._instance.release()
-            self._instance = None
+        with self._lock:
+            instance, self._instance = self._instance, None
+        if instance is not None:
+            instance.release()
 
     def brokers(self) -> list[BrokerData]:
         """Every broker name with its addresses by id, as a name server knows them."""
@@ -103,11 +112,19 @@ class AdminLink:
             return {}
 
     def _client(self) -> ClientInstance:
-        if self._instance is None:
-            instance = ClientInstance.get_or_create(self._discovery)
-            instance.start()
-            self._instance = instance
-        return self._instance
+        instance = self._instance
+        if instance is not None:
+            return instance
+        with self._lock:
+            if self._instance is None:
+                instance = ClientInstance.get_or_create(self._discovery)
+                try:
+                    instance.start()
+                except BaseException:
+                    instance.release()
+                    raise
+                self._instance = instance
+            return self._instance
 
     def _ask(
         self, address: Address, command: Command, failure: str, accept: Iterable[int] = ()

@@ -39,7 +39,7 @@ def look(instance: ClientInstance, timeout_ms: float) -> Health:
     clock = instance.clock
     deadline_ms = clock.monotonic_ms() + timeout_ms
     try:
-        answer = instance.link.name_server_invoke(
+        answer = instance.link.ask_name_servers(
             Command(RequestCode.GET_BROKER_CLUSTER_INFO),
             timeout_ms / 2,
             deadline_ms - timeout_ms / 2,
@@ -53,7 +53,9 @@ def look(instance: ClientInstance, timeout_ms: float) -> Health:
     problem = "no broker is registered at the name servers"
     beat = encode_heartbeat(Heartbeat(instance.client_id, (), (), frozenset()))
     for number, master in enumerate(masters):
-        left_ms = max(1.0, deadline_ms - clock.monotonic_ms()) / (len(masters) - number)
+        left_ms = (deadline_ms - clock.monotonic_ms()) / (len(masters) - number)
+        if left_ms <= 0:
+            return Health(problem=f"{problem}; no time was left for {len(masters) - number} more")
         try:
             address = Address.parse(master.addresses[MASTER_ID])
             answer = instance.invoke(address, Command(RequestCode.HEART_BEAT, body=beat), left_ms)

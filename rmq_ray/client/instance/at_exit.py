@@ -2,10 +2,12 @@
 
     main thread ends ──> other threads that are no daemons end ──> the action, once ──> exit
 
-Decides the moment. ``atexit`` would come too late: from Python 3.12 on no thread may be started
-there, and a first message may need a connection, whose reader is one. The main thread's end would
-be too early: a program may go on in threads of its own. Invariant: a program without such threads
-ends as soon as the action returns.
+Decides the moment; what is done then, and in which order, decides ``settling``. The main thread's
+end would be too early: a program may go on in threads of its own. ``atexit`` would be no place for
+it: Python's documentation lets no thread start there, and a first message needs a connection, whose
+reader is one. (Python 3.12.0 to 3.12.2 let none start once the main thread has ended, so that there
+such a message is lost wherever it is sent from: who ends at once calls ``close``.) Invariants: a
+program without such threads ends as soon as the action returns; it is called whatever else fails.
 """
 
 from __future__ import annotations

@@ -162,13 +162,14 @@ class BrokerLink:
         """
         asked = self._servers
         try:
-            return self._ask_name_servers(command, timeout_ms, until_ms)
+            return self.ask_name_servers(command, timeout_ms, until_ms)
         except RemotingError:
             if not self._others_than(asked):
                 raise
-            return self._ask_name_servers(command, timeout_ms, until_ms)
+            return self.ask_name_servers(command, timeout_ms, until_ms)
 
-    def _ask_name_servers(self, command: Command, timeout_ms: float, until_ms: float) -> Command:
+    def ask_name_servers(self, command: Command, timeout_ms: float, until_ms: float) -> Command:
+        """The same of those that are known: the discovery, which may take long, is not asked."""
         pool = self._need(self._name_servers)
         servers, first = self._servers, self._chosen
         last: RemotingError | None = None

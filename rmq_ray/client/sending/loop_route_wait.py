@@ -52,7 +52,7 @@ class LoopRouteWait:
         """
         lookup = self._lookups.get(topic)
         if lookup is None:
-            known = self._queues.known(topic)
+            known = self._queues.routes.writable(topic)
             if known is not None:
                 return known, timeout_ms
             lookup = self._begin(topic)

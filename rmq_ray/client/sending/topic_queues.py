@@ -112,14 +112,8 @@ class TopicQueues:
         self.clock = instance.clock
         self.closing = False
         self._instance = instance
-        self._routes = instance.routes
+        self.routes = instance.routes
         self._default_queues = config.default_topic_queues
-
-    def known(self, topic: str) -> Sequence[MessageQueue] | None:
-        """The queues of a topic without asking anybody; None = ``find`` has to ask, and perhaps to
-        wait.
-        """
-        return self._routes.writable(topic)
 
     def find(self, topic: str, timeout_ms: float) -> Sequence[MessageQueue]:
         """The queues of a topic; asks again, with pauses, while no name server answers or no master
@@ -128,7 +122,7 @@ class TopicQueues:
         Raises ``NoRoute``, ``TopicNotWritable``, ``BrokerUnreachable``, and ``ClientError`` when
         the producer is closed meanwhile.
         """
-        found = self.known(topic)
+        found = self.routes.writable(topic)
         if found is not None:
             return found
         wait, deadline = self.wait_for(topic), self.clock.monotonic_ms() + timeout_ms

@@ -48,6 +48,11 @@ class FrameBuffer:
         return self._end - self._start
 
     @property
+    def head(self) -> bytes:
+        """The next frame's length field, as it came."""
+        return bytes(self._view[self._start : self._start + 4])
+
+    @property
     def capacity(self) -> int:
         """Bytes the buffer occupies."""
         return self._size

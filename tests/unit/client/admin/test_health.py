@@ -34,6 +34,8 @@ class Servers:
     def __init__(self, **brokers: Command | RmqError) -> None:
         self.clock = ManualClock()
         self.shares_ms: list[float] = []
+        self.connecting_ms = 0.0
+        """What an answer takes at least where the broker is down."""
         self.answers = list(brokers.values())
         masters = [
             BrokerData("live", name, {MASTER_ID: f"h:{port}"})
@@ -43,7 +45,7 @@ class Servers:
         self.known: Command | RmqError = Command(
             ResponseCode.SUCCESS, body=encode_cluster_info([*masters, slave])
         )
-        self.link = SimpleNamespace(name_server_invoke=self.told)
+        self.link = SimpleNamespace(ask_name_servers=self.told)
 
     def told(self, command: Command, timeout_ms: float, until_ms: float) -> Command:
         assert command.code == RequestCode.GET_BROKER_CLUSTER_INFO
@@ -55,7 +57,7 @@ class Servers:
         self.shares_ms.append(timeout_ms)
         answer = self.answers[address.port - 1]
         if isinstance(answer, RmqError):
-            self.clock.advance_ms(timeout_ms)
+            self.clock.advance_ms(max(timeout_ms, self.connecting_ms))
         return given(answer)
 
 
@@ -78,6 +80,13 @@ def test_those_that_are_down_share_the_time_with_the_one_that_answers() -> None:
     servers = Servers(a=DOWN, b=DOWN, c=WELL, d=WELL)
     assert seen(servers) == Health("c")
     assert servers.shares_ms == [250.0] * 3
+
+
+def test_where_each_takes_longer_than_its_share_the_rest_is_not_asked() -> None:
+    servers = Servers(a=DOWN, b=DOWN, c=DOWN, d=DOWN, e=WELL)
+    servers.connecting_ms = 400.0
+    assert "no time was left for 2 more" in seen(servers).problem
+    assert servers.clock.monotonic_ms() <= TIMEOUT_MS + servers.connecting_ms
 
 
 @pytest.mark.parametrize(

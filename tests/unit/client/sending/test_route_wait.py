@@ -32,7 +32,11 @@ class Queues:
         self.fails: Exception | None = None
         self.go_on = threading.Event()
 
-    def known(self, topic: str) -> list[MessageQueue] | None:
+    @property
+    def routes(self) -> Queues:
+        return self
+
+    def writable(self, topic: str) -> list[MessageQueue] | None:
         return self.looked_up
 
     def wait_for(self, topic: str) -> Queues:
