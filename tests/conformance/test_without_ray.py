@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -66,6 +67,7 @@ def test_sends_consumes_and_names_the_extra_of_all_else(tmp_path: Path) -> None:
         done = subprocess.run(
             [sys.executable, "-c", PROGRAM, server, SECRET.hex(), CLUSTER],
             cwd=ROOT,
+            env=os.environ | {"TMPDIR": str(tmp_path)},  # no command has met a cluster there
             capture_output=True,
             text=True,
             timeout=100,

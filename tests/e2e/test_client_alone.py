@@ -5,6 +5,7 @@ needs itself: no Ray, eight packages at most, and it sends, consumes and says wh
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -43,7 +44,11 @@ def test_eight_packages_are_enough_to_send_and_to_consume(python: Path, tmp_path
     with LiveCluster(tmp_path / "cluster") as cluster:
         (server,) = cluster.lookup().name_servers
         found = json.loads(
-            run(python, "-I", "-c", PROGRAM, server, SECRET.hex(), CLUSTER, cwd=tmp_path)
+            run(
+                *(python, "-I", "-c", PROGRAM, server, SECRET.hex(), CLUSTER),
+                cwd=tmp_path,
+                env=os.environ | {"TMPDIR": str(tmp_path)},  # no command has met a cluster there
+            )
         )
     assert found["read"] == 102 and found["said"]["producer"] == "ray"
 
