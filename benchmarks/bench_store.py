@@ -17,9 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rmq_ray.client.outgoing.producer_identity import UniqueKeys
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.codec.frame_encoder import encode_frame
-from rmq_ray.codec.record import UniqueKeys
 from rmq_ray.config import MIB, StoreConfig
 from rmq_ray.model.ids import FrameId
 from rmq_ray.store.front.message_store import MessageStore

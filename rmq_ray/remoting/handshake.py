@@ -48,6 +48,21 @@ AccountKey = Callable[[str], bytes | None]
 """What the account of an access key proves itself with (``Account.handshake_key``); None = there
 is no such account. It must not take longer for one that is there: derive the keys before.
 """
+TOO_LATE = (
+    "no answer to the handshake in time; the server is overloaded or stopped, or no server of "
+    "this kind"
+)
+CLOSED_EARLY = (
+    "the server closed the connection during the handshake; it may be full, or no server of this "
+    "kind, or it speaks TLS only (tls=rmq.Tls(...))"
+)
+_TLS_RECORDS = (b"\x15\x03", b"\x16\x03")
+"""An alert and a handshake, of any version."""
+_NO_HELLO = "HELLO is no list of version, cluster, role and nonce"
+"""Also what servers that knew no accounts said to an access key."""
+_NO_SECRET = (
+    "no secret is configured here: connect without a handshake, or start the cluster with a secret"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,16 +132,6 @@ class ClientHandshake:
             )
 
 
-TOO_LATE = (
-    "no answer to the handshake in time; the server is overloaded or stopped, or no server of "
-    "this kind"
-)
-CLOSED_EARLY = (
-    "the server closed the connection during the handshake; it may be full, or no server of this "
-    "kind, or it speaks TLS only (tls=rmq.Tls(...))"
-)
-
-
 def no_frame(first: bytes, bytes_max: int, met: bool) -> str:
     """What somebody did who sent these four bytes where a frame's length stands; for errors.
     ``met``: frames of ours came from there before, so that it is no other program.
@@ -153,10 +158,6 @@ def stranger(first: bytes) -> str:
     said = f"another program, which says {text!r}, " if text.isprintable() else "another program "
     who = "an HTTP server " if first == b"HTTP" else said
     return f"{who}listens there: check host and port of rmq_ray's server"
-
-
-_TLS_RECORDS = (b"\x15\x03", b"\x16\x03")
-"""An alert and a handshake, of any version."""
 
 
 class ServerState(Enum):
@@ -260,13 +261,6 @@ class ServerHandshake:
         self.state = ServerState.FAILED
         self.fault = fault
         return command.answer(ResponseCode.NO_PERMISSION, remark=fault)
-
-
-_NO_HELLO = "HELLO is no list of version, cluster, role and nonce"
-"""Also what servers that knew no accounts said to an access key."""
-_NO_SECRET = (
-    "no secret is configured here: connect without a handshake, or start the cluster with a secret"
-)
 
 
 def _named(credentials: Credentials) -> str:

@@ -20,6 +20,10 @@ from typing import Protocol
 from rmq_ray.model.ids import Address
 
 LOOPBACK = "127.0.0.1"
+USER_TIMEOUT_MS = 30_000
+KEEPALIVE_IDLE_S = 30
+KEEPALIVE_INTERVAL_S = 10
+KEEPALIVE_PROBES = 3
 
 
 def local_ip(towards: Address) -> str:
@@ -37,12 +41,6 @@ def local_ip(towards: Address) -> str:
 def process_id() -> int:
     """This process's id, read anew: it differs after a fork."""
     return os.getpid()
-
-
-USER_TIMEOUT_MS = 30_000
-KEEPALIVE_IDLE_S = 30
-KEEPALIVE_INTERVAL_S = 10
-KEEPALIVE_PROBES = 3
 
 
 class SetsOptions(Protocol):

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
-from rmq_ray.client.instance.client_instance import ServiceState
+from rmq_ray.client.instance.managed import ServiceState
 from rmq_ray.client.producer.async_producer import AsyncProducer
 from rmq_ray.errors import (
     BrokerBusy,

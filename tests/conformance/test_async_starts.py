@@ -13,7 +13,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from rmq_ray.client.instance.client_instance import ClientInstance, ServiceState
+from rmq_ray.client.instance.client_instance import ClientInstance
+from rmq_ray.client.instance.managed import ServiceState
 from rmq_ray.client.producer.async_producer import AsyncProducer
 from rmq_ray.client.sending.producer_core import ProducerCore
 from rmq_ray.errors import ClientError

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from rmq_ray.client.instance import broker_link
-from rmq_ray.client.instance.client_instance import ClientInstance, ServiceState
+from rmq_ray.client.instance.client_instance import ClientInstance
+from rmq_ray.client.instance.managed import ServiceState
 from rmq_ray.client.producer.async_producer import AsyncProducer
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.clock import ManualClock

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.client.instance.client_instance import ServiceState
+from rmq_ray.client.instance.managed import ServiceState
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.client.pull.pull_consumer import PullConsumer
 from rmq_ray.client.pull.pulled_batch import PulledBatch

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rmq_ray.client.instance.client_instance import ServiceState
+from rmq_ray.client.instance.managed import ServiceState
 from rmq_ray.client.messages.listener import RECONSUME_LATER, ConsumeContext, Reject
 from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.client.push.push_consumer import PushConsumer

@@ -22,8 +22,9 @@ from rmq_ray.remoting.listener import Listener
 from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.server.base.identity import Identity
-from rmq_ray.server.broker.broker import Broker, BrokerRoleTransition
+from rmq_ray.server.broker.broker import Broker
 from rmq_ray.server.broker.registration import BrokerRegistration, NameServers
+from rmq_ray.server.broker.role_transition import BrokerRoleTransition
 from rmq_ray.server.replication.leadership import Leadership
 from tests.support.brokers.live_cluster import CLUSTER, SECRET, SMALL
 from tests.support.waiting import eventually_async, loop_turns

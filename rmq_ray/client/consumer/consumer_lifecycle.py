@@ -31,7 +31,8 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from rmq_ray.client.consumer.flow_control import Pausable
 from rmq_ray.client.consumer.subscriptions import SubscriptionTable
-from rmq_ray.client.instance.client_instance import ClientInstance, ServiceState
+from rmq_ray.client.instance.client_instance import ClientInstance
+from rmq_ray.client.instance.managed import ServiceState
 from rmq_ray.client.instance.settling import HandOver
 from rmq_ray.clock import Clock
 from rmq_ray.errors import ClientError

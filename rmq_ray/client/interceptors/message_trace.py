@@ -26,7 +26,8 @@ import threading
 import uuid
 from typing import Any
 
-from rmq_ray.client.instance.client_instance import ClientInstance, ServiceState
+from rmq_ray.client.instance.client_instance import ClientInstance
+from rmq_ray.client.instance.managed import ServiceState
 from rmq_ray.client.interceptors.consume_hooks import ConsumeHook, ConsumeHookContext, ConsumeStatus
 from rmq_ray.client.interceptors.send_hooks import HALF, SendContext, TransactionEnd
 from rmq_ray.client.messages.received import MessageExt

@@ -26,7 +26,8 @@ from typing import Any
 
 from rmq_ray.client.consumer.consumer_lifecycle import GroupConsumer
 from rmq_ray.client.consumer.consumer_options import tell_beginning
-from rmq_ray.client.instance.client_instance import ClientInstance, ServiceState
+from rmq_ray.client.instance.client_instance import ClientInstance
+from rmq_ray.client.instance.managed import ServiceState
 from rmq_ray.client.instance.settling import HandOver
 from rmq_ray.client.instance.timers import DelayedCalls
 from rmq_ray.client.messages.listener import DEAD_LETTER_LEVEL

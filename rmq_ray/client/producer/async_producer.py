@@ -23,7 +23,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-from rmq_ray.client.instance.client_instance import ServiceState
+from rmq_ray.client.instance.managed import ServiceState
 from rmq_ray.client.interceptors.send_hooks import ASYNC, ONEWAY
 from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.client.outgoing.send_batches import batch_of, split_batch

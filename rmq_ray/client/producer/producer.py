@@ -22,7 +22,7 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 
-from rmq_ray.client.instance.client_instance import ServiceState
+from rmq_ray.client.instance.managed import ServiceState
 from rmq_ray.client.outgoing.send_batches import batch_of, split_batch
 from rmq_ray.client.outgoing.send_future import SendFuture
 from rmq_ray.client.outgoing.send_request import (

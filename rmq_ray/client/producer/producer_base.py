@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rmq_ray.client.instance.client_instance import ClientInstance, ServiceState
+from rmq_ray.client.instance.client_instance import ClientInstance
+from rmq_ray.client.instance.managed import ServiceState
 from rmq_ray.client.interceptors.send_hooks import SendCheck, SendHook, checked_hooks
 from rmq_ray.client.outgoing.send_request import timeout_in_ms
 from rmq_ray.client.sending.producer_core import ProducerCore

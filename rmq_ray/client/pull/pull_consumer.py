@@ -29,7 +29,8 @@ from rmq_ray.client.consumer.consumer_options import PullOptions, as_ms, pull_se
 from rmq_ray.client.consumer.flow_control import Pausable
 from rmq_ray.client.consumer.offset_store import ReadOffset
 from rmq_ray.client.consumer.subscriptions import check_sql_filters, check_subscriptions
-from rmq_ray.client.instance.client_instance import ClientInstance, ServiceState
+from rmq_ray.client.instance.client_instance import ClientInstance
+from rmq_ray.client.instance.managed import ServiceState
 from rmq_ray.client.instance.settling import HandOver
 from rmq_ray.client.outgoing.send_request import TIMEOUT_S_MAX
 from rmq_ray.client.pull.pull_engine import PullEngine

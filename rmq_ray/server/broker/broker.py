@@ -4,10 +4,10 @@ coroutine that makes time pass.
 Decides: the order of start and stop. Everything about requests is in ``server.core``. Made by the
 actor shell, by tests and by tools, in a running event loop.
 
-    start: port (kept from the last run) -> requests are answered STILL_RECOVERING -> store
-    recovered beside the loop -> registered, serving stop:  sends refused, waiting sends answered ->
-    unregistered -> held pulls answered -> log flushed, what still waits acknowledged
-           -> tables written -> port closed
+    start: port (kept from the last run) -> requests are answered STILL_RECOVERING
+           -> store recovered beside the loop -> registered, serving
+    stop:  sends refused, waiting sends answered -> unregistered -> held pulls answered
+           -> log flushed, what still waits acknowledged -> tables written -> port closed
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rmq_ray.errors import RmqError, StoreNotReady
 from rmq_ray.files import FileSystem
 from rmq_ray.model.ids import Address
 from rmq_ray.model.metrics import Family
-from rmq_ray.model.replica_roles import Assignment, ReplicaReport, Role
+from rmq_ray.model.replica_roles import Assignment, ReplicaReport
 from rmq_ray.model.topics import DataVersion, TopicConfig
 from rmq_ray.ports import Peer
 from rmq_ray.protocol import live_settings
@@ -40,6 +40,7 @@ from rmq_ray.server.base.listen_port import keep, listen
 from rmq_ray.server.base.offload import ThreadOffload
 from rmq_ray.server.base.store_keeper import KeeperState
 from rmq_ray.server.broker.registration import BrokerRegistration, NameServers
+from rmq_ray.server.broker.role_transition import BrokerRoleTransition, close_core
 from rmq_ray.server.core.broker_core import TICK_MS, BrokerCore, answer_wait_ms
 from rmq_ray.server.core.drain import wind_down
 from rmq_ray.server.pull.hold_link import HoldLink
@@ -49,10 +50,8 @@ from rmq_ray.server.security.access_copy import AccessCopy
 from rmq_ray.server.security.access_guard import AccessGuard, asked_as
 from rmq_ray.server.security.audit_log import AUDIT_FILE, Asking, AuditLog
 from rmq_ray.server.slave.replica import Replica
-from rmq_ray.store.front.message_store import StoreState
 
 log = logging.getLogger("rmq_ray.server")
-role_log = logging.getLogger("rmq_ray.server.replication.leadership")
 READ_THREADS = 2
 EVERYTHING = 1 << 62  # a log offset behind every log
 ANSWERS_FIRST_S = 0.5  # before a connection whose account may less is closed
@@ -546,119 +545,6 @@ class Broker:
             self._on_fatal(error)
 
 
-class BrokerRoleTransition:
-    """How a broker changes its role under a controller: the port stays, everything behind it is
-    made anew. See ``leadership.RoleTransition``.
-
-        depose   now: connections of clients and slaves are closed, who waits is told nothing
-        reopen   core closed (store flushed, tables written) -> another core -> store opened and
-                 recovered as the role demands -> name servers told
-
-    Decides the order of these, not when (``leadership``). Invariants: between two cores requests
-    are answered STILL_RECOVERING; a store is opened only after it was closed; what a follower knows
-    of locks and popped messages is dropped before it follows: another master has given them out
-    since.
-    """
-
-    def __init__(self, broker: Broker, leadership: Leadership) -> None:
-        self._broker = broker
-        self._leadership = leadership
-        self._forgotten = False
-
-    def facts(self) -> ReplicaReport | None:
-        """See ``RoleTransition.facts``."""
-        core = self._broker.core
-        store = core.keeper.store if core is not None else None
-        if core is None or store is None or store.state is not StoreState.READY:
-            return None
-        end = store.end_offset
-        within = max((epoch for epoch, start in store.epochs if start <= end), default=0)
-        return ReplicaReport(
-            self._leadership.replica,
-            Role.SLAVE,
-            core.identity.address,
-            store.identity,
-            within,
-            end,
-            store.flushed_offset,
-            store.report.sound,
-            0,
-            newest_epoch=store.epoch,
-            broken=store.opened.quarantine.count,
-        )
-
-    def fault(self) -> str:
-        """See ``RoleTransition.fault``."""
-        core = self._broker.core
-        error = core.keeper.error if core is not None else None
-        return "" if error is None else f"{type(error).__name__}: {error}"
-
-    def depose(self) -> None:
-        """See ``RoleTransition.depose``."""
-        core = self._broker.core
-        if core is not None:
-            core.acks.abandon()
-        self._broker.disconnect("the broker is not master any more")
-
-    async def reopen(self, broker_id: int, epoch: int | None) -> None:
-        """See ``RoleTransition.reopen``."""
-        await self.rest()
-        await self._close()
-        self._broker.disconnect("the broker changes its role")
-        self._forgotten = False
-        await self._broker.begin_core(broker_id, epoch)
-
-    async def follow(self, broker_id: int, address: str, epoch: int) -> None:
-        """See ``RoleTransition.follow``."""
-        await self.rest()
-        core = self._broker.core
-        if core is None or self._leadership.fenced > epoch:
-            return
-        if not self._forgotten:
-            self._forgotten = True
-            core.forget_handed_out()
-        self._broker.follow_master(broker_id, address, epoch)
-
-    async def rest(self) -> None:
-        """See ``RoleTransition.rest``."""
-        await self._broker.stop_following()
-
-    def approve(self, members: tuple[int, ...]) -> None:
-        """See ``RoleTransition.approve``."""
-        core = self._broker.core
-        if core is not None:
-            core.replication.approve(members)
-
-    async def _close(self) -> None:
-        core, offload = self._broker.take_core()
-        if core is None or offload is None:
-            return
-        core.acks.abandon()
-        closing = asyncio.get_running_loop().create_task(
-            close_core(core, offload), name="close of a role's core"
-        )
-        try:
-            await asyncio.shield(closing)
-        except (
-            asyncio.CancelledError
-        ):  # the broker stops, and knows this core no more: on return its store is closed
-            await asyncio.wait((closing,))
-            if (error := closing.exception()) is not None:
-                _not_closed(error)
-            raise
-        except RmqError as error:
-            _not_closed(error)
-
-
-async def close_core(core: BrokerCore, offload: ThreadOffload) -> None:
-    """Wake and answer held pulls, flush and close the store, write the tables. Raises the store's
-    error when the log could not be flushed.
-    """
-    core.pulls.parked.wake_all()
-    await core.pulls.parked.hold.close()
-    await offload.run(core.close())
-
-
 async def end_core(core: BrokerCore, offload: ThreadOffload, *, alone: bool) -> None:
     """The stop of a broker: close, and acknowledge what is on disk, where nobody else must have it.
     Raises the store's error.
@@ -671,10 +557,6 @@ async def end_core(core: BrokerCore, offload: ThreadOffload, *, alone: bool) -> 
         raise failed
     if alone and not core.replication.sync:
         core.acks.durable(EVERYTHING)
-
-
-def _not_closed(error: BaseException) -> None:
-    role_log.error("the store was not closed cleanly, it is read anew: %s", error)
 
 
 def _stopped_meanwhile() -> StoreNotReady:

@@ -14,7 +14,8 @@ from typing import Any, cast
 import pytest
 
 from rmq_ray.client.consumer.consumer_lifecycle import ConsumerLifecycle
-from rmq_ray.client.instance.client_instance import ClientInstance, ServiceState
+from rmq_ray.client.instance.client_instance import ClientInstance
+from rmq_ray.client.instance.managed import ServiceState
 from rmq_ray.client.pop import simple_consumer
 from rmq_ray.client.pop.simple_consumer import SimpleConsumer
 from rmq_ray.client.producer.producer import Producer

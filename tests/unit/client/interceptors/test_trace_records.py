@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from rmq_ray.client.instance.client_instance import ServiceState
+from rmq_ray.client.instance.managed import ServiceState
 from rmq_ray.client.interceptors import message_trace
 from rmq_ray.client.interceptors.message_trace import TraceDispatcher
 from rmq_ray.clock import ManualClock
