@@ -26,13 +26,7 @@ from rmq_ray.actors.control.apply_changes import apply_changes as carry_out
 from rmq_ray.actors.control.apply_changes import create_controller, place_of_controller
 from rmq_ray.actors.control.cluster_state import ClusterState
 from rmq_ray.actors.control.node_drain import DRAIN_S, drain_node
-from rmq_ray.actors.control.plan import (
-    ClusterPlan,
-    StartOptions,
-    make_plan,
-    not_used,
-    plan_of,
-)
+from rmq_ray.actors.control.plan import ClusterPlan, StartOptions, make_plan, not_used, plan_of
 from rmq_ray.actors.control.start_waits import (
     await_brokers,
     await_controller,

@@ -15,13 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from rmq_ray.actors import names
-from rmq_ray.actors.gateway import (
-    call_async,
-    controller,
-    expected_identity,
-    my_node,
-    node_address,
-)
+from rmq_ray.actors.gateway import call_async, controller, expected_identity, my_node, node_address
 from rmq_ray.actors.log_output import log_to_file, log_to_stderr
 from rmq_ray.actors.shell import be_urgent, exit_hard, is_restart, spawn, start_over
 from rmq_ray.clock import SYSTEM_CLOCK

@@ -18,12 +18,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rmq_ray.actors import names
-from rmq_ray.actors.access_keys import (
-    AccountProof,
-    SecretKey,
-    environments_account,
-    given_account,
-)
+from rmq_ray.actors.access_keys import AccountProof, SecretKey, environments_account, given_account
 from rmq_ray.config import CLUSTER_VARIABLE, DEFAULT_CLUSTER, Tls, environment
 from rmq_ray.errors import ClusterError, ConfigError, CredentialsInvalid
 from rmq_ray.extras import load

@@ -21,12 +21,7 @@ import numpy as np
 from rmq_ray.arrays import Array
 from rmq_ray.codec.record_batch import KeyHashes
 from rmq_ray.codec.text_hashes import hash_texts_at
-from rmq_ray.model.message import (
-    KEYS,
-    RESERVED_PROPERTIES,
-    TAGS,
-    UNIQUE_KEY,
-)
+from rmq_ray.model.message import KEYS, RESERVED_PROPERTIES, TAGS, UNIQUE_KEY
 
 ROWS_MIN = 64  # rows that must have one shape before it is worth numpy's calls
 _SHAPES_MAX = 8

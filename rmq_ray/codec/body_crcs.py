@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import rmq_ray.arrays as np
 from rmq_ray.arrays import Array
-from rmq_ray.codec.record import (
-    CRC_MASK,
-)
+from rmq_ray.codec.record import CRC_MASK
 from rmq_ray.model.checksum import crc32
 
 _EQUAL_MAX = 512  # bytes; above, copying the bodies costs more than a view of each

@@ -31,12 +31,7 @@ import rmq_ray.arrays as np
 from rmq_ray.errors import StoreCorrupt
 from rmq_ray.model.checksum import crc32
 from rmq_ray.model.hashing import java_hash, tags_code
-from rmq_ray.model.message import (
-    NAME_SEPARATOR,
-    PROPERTY_SEPARATOR,
-    TAGS,
-    SysFlag,
-)
+from rmq_ray.model.message import NAME_SEPARATOR, PROPERTY_SEPARATOR, TAGS, SysFlag
 
 __all__ = [
     "BLANK",

@@ -11,14 +11,7 @@ from typing import Any
 from rmq_ray.codec.compression import decompress
 from rmq_ray.codec.record import Record
 from rmq_ray.errors import BodyUnreadable
-from rmq_ray.model.message import (
-    FRAME,
-    KEYS,
-    TAGS,
-    UNIQUE_KEY,
-    SysFlag,
-    decode_properties,
-)
+from rmq_ray.model.message import FRAME, KEYS, TAGS, UNIQUE_KEY, SysFlag, decode_properties
 
 BODY_BYTES_MAX = 256 << 20  # what a compressed body may grow to
 

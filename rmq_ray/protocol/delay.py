@@ -15,16 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rmq_ray.errors import ConfigError
-from rmq_ray.model.message import (
-    DELAY,
-    REAL_QUEUE_ID,
-    REAL_TOPIC,
-    WAIT,
-)
-from rmq_ray.model.topics import (
-    HALF_TOPIC,
-    SCHEDULE_TOPIC,
-)
+from rmq_ray.model.message import DELAY, REAL_QUEUE_ID, REAL_TOPIC, WAIT
+from rmq_ray.model.topics import HALF_TOPIC, SCHEDULE_TOPIC
 
 UNIT_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 

@@ -24,12 +24,7 @@ from rmq_ray.model.message import (
     WAIT,
     encode_properties,
 )
-from rmq_ray.model.topics import (
-    RETRY_PREFIX,
-    GroupConfig,
-    dlq_topic,
-    retry_topic,
-)
+from rmq_ray.model.topics import RETRY_PREFIX, GroupConfig, dlq_topic, retry_topic
 
 FAILURE_CHARS_MAX = 512
 TOLD_BYTES_MAX = 30_000

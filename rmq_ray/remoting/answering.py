@@ -11,9 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-from rmq_ray.errors import (
-    RmqError,
-)
+from rmq_ray.errors import RmqError
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 

@@ -17,15 +17,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from rmq_ray.errors import (
-    TooManyRequests,
-)
-from rmq_ray.remoting.waiting import (
-    Waiter,
-)
-from rmq_ray.remoting.wire.frame import (
-    Buffer,
-)
+from rmq_ray.errors import TooManyRequests
+from rmq_ray.remoting.waiting import Waiter
+from rmq_ray.remoting.wire.frame import Buffer
 
 if TYPE_CHECKING:
     from rmq_ray.remoting.tls_socket import Stream

@@ -15,12 +15,7 @@ import msgpack
 
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.instance.outage import ask_for_map
-from rmq_ray.client.scan.scan_plan import (
-    PIN_MS,
-    RELEASE_TIMEOUT_MS,
-    open_reader,
-    plan_scan,
-)
+from rmq_ray.client.scan.scan_plan import PIN_MS, RELEASE_TIMEOUT_MS, open_reader, plan_scan
 from rmq_ray.client.scan.topic_state import State, TopicState
 from rmq_ray.codec.arrow.arrow_reader import to_batch
 from rmq_ray.errors import RmqError, TopicNotFound

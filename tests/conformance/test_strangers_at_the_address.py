@@ -18,13 +18,7 @@ import pytest
 import rmq_ray as rmq
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import RemotingLimits, Tls
-from rmq_ray.errors import (
-    ConnectFailed,
-    ConnectionLost,
-    HandshakeFailed,
-    RequestTimeout,
-    TlsFailed,
-)
+from rmq_ray.errors import ConnectFailed, ConnectionLost, HandshakeFailed, RequestTimeout, TlsFailed
 from rmq_ray.model.ids import Address
 from rmq_ray.remoting.async_connection import AsyncConnection
 from rmq_ray.remoting.connection import Connection

@@ -16,9 +16,7 @@ import threading
 
 from rmq_ray.clock import local_month_ms
 from rmq_ray.codec.key_range import KeyRange
-from rmq_ray.codec.record import (
-    pack_host_v4,
-)
+from rmq_ray.codec.record import pack_host_v4
 from rmq_ray.errors import BrokerBusy
 from rmq_ray.model.ids import FrameId
 from rmq_ray.remoting.sockets import process_id

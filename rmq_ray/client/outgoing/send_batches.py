@@ -23,10 +23,7 @@ from rmq_ray.codec.record_batch import FRAME_RECORDS_MAX
 from rmq_ray.config import ProducerConfig
 from rmq_ray.errors import ClientError, MessageIllegal
 from rmq_ray.model.ids import MessageQueue
-from rmq_ray.model.message import (
-    NO_PROPERTIES,
-    Message,
-)
+from rmq_ray.model.message import NO_PROPERTIES, Message
 from rmq_ray.protocol.validators import (
     NO_KEYS,
     PLAIN_KEYS,

@@ -26,12 +26,7 @@ import rmq_ray.arrays as np
 from rmq_ray.client.outgoing.producer_identity import ProducerIdentity
 from rmq_ray.codec.frame_encoder import encode_frame, encode_single
 from rmq_ray.codec.keyed_encoder import NO_FLAGS, RecordFlags, encode_keyed
-from rmq_ray.codec.record import (
-    decode_record,
-    headers,
-    offset_message_id,
-    parse_offset_message_id,
-)
+from rmq_ray.codec.record import decode_record, headers, offset_message_id, parse_offset_message_id
 from rmq_ray.codec.record_batch import MARK_BYTES, UNIQUE_TAIL_BYTES
 from rmq_ray.errors import MalformedFrame
 from rmq_ray.model.ids import Address, FrameId, LogOffset, MessageQueue, QueueOffset

@@ -25,13 +25,7 @@ from typing import Any
 import msgpack
 
 from rmq_ray.client.instance.client_instance import ClientInstance
-from rmq_ray.client.instance.outage import (
-    PATIENCE_MS,
-    PAUSE_MS,
-    TIMEOUT_MS,
-    ask_patiently,
-    refused,
-)
+from rmq_ray.client.instance.outage import PATIENCE_MS, PAUSE_MS, TIMEOUT_MS, ask_patiently, refused
 from rmq_ray.client.pull.queue_queries import QueueQueries
 from rmq_ray.errors import (
     ClientError,

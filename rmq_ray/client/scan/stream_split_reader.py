@@ -14,16 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rmq_ray.client.instance.outage import (
-    ask_patiently,
-    refused,
-)
+from rmq_ray.client.instance.outage import ask_patiently, refused
 from rmq_ray.clock import Clock
 from rmq_ray.config import RemotingLimits, Tls
-from rmq_ray.errors import (
-    ConsumeError,
-    OffsetOutOfRange,
-)
+from rmq_ray.errors import ConsumeError, OffsetOutOfRange
 from rmq_ray.model.ids import Address
 from rmq_ray.ports import Split
 from rmq_ray.remoting.connection import Connection

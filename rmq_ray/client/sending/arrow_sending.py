@@ -41,14 +41,7 @@ from rmq_ray.codec.arrow.arrow_encoder import encode_arrow, offsets_of
 from rmq_ray.codec.key_range import KeyRange
 from rmq_ray.codec.record_batch import FRAME_RECORDS_MAX
 from rmq_ray.config import ProducerConfig
-from rmq_ray.errors import (
-    BrokerBusy,
-    ClientError,
-    RmqError,
-    SendError,
-    SendTimeout,
-    SendUnknown,
-)
+from rmq_ray.errors import BrokerBusy, ClientError, RmqError, SendError, SendTimeout, SendUnknown
 from rmq_ray.model.ids import FrameId, MessageQueue
 from rmq_ray.model.message import SendResult
 from rmq_ray.model.namespaces import queue_with_namespace, with_namespace

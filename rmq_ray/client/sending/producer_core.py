@@ -42,10 +42,7 @@ from rmq_ray.client.sending.send_engine import LEFT_TO_SHARE, InFlightSend, Send
 from rmq_ray.client.sending.topic_queues import TopicQueues
 from rmq_ray.clock import left_ms
 from rmq_ray.config import ProducerConfig
-from rmq_ray.errors import (
-    ClientError,
-    SendTimeout,
-)
+from rmq_ray.errors import ClientError, SendTimeout
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.model.message import Message, SendResult
 from rmq_ray.model.topics import DEFAULT_TOPIC, SELF_TEST_TOPIC

@@ -13,12 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from rmq_ray.model.ids import MASTER_ID, MessageQueue
-from rmq_ray.model.topics import (
-    BrokerData,
-    Permission,
-    QueueData,
-    TopicRoute,
-)
+from rmq_ray.model.topics import BrokerData, Permission, QueueData, TopicRoute
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from rmq_ray.model.topics import (
-    DLQ_PREFIX,
-    REPLY_SUFFIX,
-    RETRY_PREFIX,
-    SYSTEM_TOPICS,
-)
+from rmq_ray.model.topics import DLQ_PREFIX, REPLY_SUFFIX, RETRY_PREFIX, SYSTEM_TOPICS
 
 SIMILAR_MAX = 3
 SIMILARITY_MIN = 0.7  # 'reminders' is not meant for 'orders'

@@ -9,15 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rmq_ray.model.groups import (
-    Subscription,
-)
+from rmq_ray.model.groups import Subscription
 from rmq_ray.model.ids import MessageQueue
-from rmq_ray.remoting.wire.bodies import (
-    decode_queue,
-    encode_queue,
-    encode_subscription,
-)
+from rmq_ray.remoting.wire.bodies import decode_queue, encode_queue, encode_subscription
 from rmq_ray.remoting.wire.body_json import BodyInvalid, parse, shaped, write
 from rmq_ray.remoting.wire.frame import Buffer
 

@@ -20,11 +20,7 @@ from typing import Any
 
 from rmq_ray.clock import Clock
 from rmq_ray.config import BrokerConfig, FlushMode, ReplicationMode
-from rmq_ray.errors import (
-    BrokerBusy,
-    RmqError,
-    StoreFailed,
-)
+from rmq_ray.errors import BrokerBusy, RmqError, StoreFailed
 from rmq_ray.files import FileSystem
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.delay import DelayLevels
@@ -55,11 +51,7 @@ from rmq_ray.server.send.send_hooks import hooked
 from rmq_ray.server.send.send_path import Acknowledgements
 from rmq_ray.server.slave.replica import FollowerParts
 from rmq_ray.server.tables.broker_settings import BrokerSettings
-from rmq_ray.server.tables.broker_tables import (
-    FIRST_POSITIONS_MS,
-    BrokerTables,
-    LoadedTables,
-)
+from rmq_ray.server.tables.broker_tables import FIRST_POSITIONS_MS, BrokerTables, LoadedTables
 from rmq_ray.server.tables.waiting_counts import WaitingMessages
 from rmq_ray.server.transaction.transaction_asker import TransactionAsker
 from rmq_ray.server.transaction.transaction_service import Transactions

@@ -27,11 +27,7 @@ from dataclasses import dataclass, replace
 
 from rmq_ray.clock import Clock
 from rmq_ray.config import BrokerConfig
-from rmq_ray.errors import (
-    BrokerBusy,
-    ClientError,
-    TopicNotWritable,
-)
+from rmq_ray.errors import BrokerBusy, ClientError, TopicNotWritable
 from rmq_ray.model.topics import (
     DEFAULT_TOPIC,
     FORBIDDEN_SEND_TOPICS,
@@ -53,11 +49,7 @@ from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.replication.replication import Replication
 from rmq_ray.server.send.slot_gate import SlotGate
 from rmq_ray.server.tables.group_table import GroupTable
-from rmq_ray.server.tables.topic_table import (
-    CLIENT_DEFAULT_QUEUES,
-    PendingTopics,
-    TopicTable,
-)
+from rmq_ray.server.tables.topic_table import CLIENT_DEFAULT_QUEUES, PendingTopics, TopicTable
 
 log = logging.getLogger("rmq_ray.broker.send")
 

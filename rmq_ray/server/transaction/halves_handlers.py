@@ -16,17 +16,11 @@ from rmq_ray.errors import MalformedFrame, MessageIllegal, TopicNotWritable
 from rmq_ray.model.topics import HALF_TOPIC
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.redelivery import group_of_retry_topic
-from rmq_ray.protocol.transaction import (
-    IMMUNITY_S_MAX,
-    half_prefix,
-)
+from rmq_ray.protocol.transaction import IMMUNITY_S_MAX, half_prefix
 from rmq_ray.protocol.validators import check_group
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
-from rmq_ray.remoting.wire.halves import (
-    HalvesHeader,
-    unpack_halves_header,
-)
+from rmq_ray.remoting.wire.halves import HalvesHeader, unpack_halves_header
 from rmq_ray.remoting.wire.records import first_record
 from rmq_ray.server.base.responses import Refused
 from rmq_ray.server.send.records_handlers import RecordsHandlers

@@ -10,11 +10,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import cast
 
-from rmq_ray.codec.record import (
-    Record,
-    encode_record,
-    offset_message_id,
-)
+from rmq_ray.codec.record import Record, encode_record, offset_message_id
 from rmq_ray.model.message import UNIQUE_KEY
 from rmq_ray.ports import Peer
 from rmq_ray.remoting.wire.codes import RequestCode

@@ -16,28 +16,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from rmq_ray.codec.record import (
-    RecordParts,
-    decode_record,
-    record_parts,
-)
+from rmq_ray.codec.record import RecordParts, decode_record, record_parts
 from rmq_ray.config import BrokerConfig
 from rmq_ray.model.message import SysFlag
 from rmq_ray.model.topics import HALF_TOPIC
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.access.decision import Action
-from rmq_ray.protocol.transaction import (
-    EndState,
-    HalfFacts,
-    half_facts,
-)
+from rmq_ray.protocol.transaction import EndState, HalfFacts, half_facts
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
-from rmq_ray.remoting.wire.halves import (
-    End,
-    pack_end_answers,
-    unpack_ends,
-)
+from rmq_ray.remoting.wire.halves import End, pack_end_answers, unpack_ends
 from rmq_ray.remoting.wire.headers import EndTransactionHeader
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.responses import AnswerFrom, CheckTopic, Refused, everybody_may

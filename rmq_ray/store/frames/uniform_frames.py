@@ -18,10 +18,7 @@ import numpy as np
 
 from rmq_ray.arrays import Array
 from rmq_ray.codec.label_columns import Labels, read_labels
-from rmq_ray.codec.record import (
-    CRC_MASK,
-    HEADER_BYTES,
-)
+from rmq_ray.codec.record import CRC_MASK, HEADER_BYTES
 from rmq_ray.codec.record_batch import UNIQUE_KEY_CHARS, UNIQUE_KEY_PREFIX, UNIQUE_TAIL_BYTES
 from rmq_ray.model.checksum import crc32
 

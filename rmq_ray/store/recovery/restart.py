@@ -61,11 +61,7 @@ from rmq_ray.store.recovery.checkpoint import (
     load_recovery_point,
     load_store_checkpoint,
 )
-from rmq_ray.store.recovery.recovery import (
-    LogRecovery,
-    RecoveryReport,
-    check_reaches,
-)
+from rmq_ray.store.recovery.recovery import LogRecovery, RecoveryReport, check_reaches
 from rmq_ray.store.recovery.store_parts import StoreParts, Surroundings
 
 logger = logging.getLogger("rmq_ray.store")

@@ -11,13 +11,7 @@ import pytest
 from rmq_ray.codec.record import decode_record
 from rmq_ray.codec.record_row import record_row
 from rmq_ray.model.topics import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC, TopicConfig
-from rmq_ray.remoting.wire.browse import (
-    FROM,
-    WAITING,
-    BrowseHeader,
-    ask_browse,
-    read_browse,
-)
+from rmq_ray.remoting.wire.browse import FROM, WAITING, BrowseHeader, ask_browse, read_browse
 from rmq_ray.remoting.wire.codes import RequestCode as Code
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.headers import SendHeader, UpdateOffsetHeader
