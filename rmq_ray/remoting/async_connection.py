@@ -252,10 +252,10 @@ class AsyncConnection(asyncio.BufferedProtocol):
             return HandshakeFailed(
                 f"{address}: no answer to a handshake; {self._stranger}", address
             )
+        why: str | None = str(error) or type(error).__name__
         if self._transport is None:
-            why = str(error) or type(error).__name__
             return ConnectFailed(f"cannot connect to {address}: {why}; nothing was sent", address)
-        why = handshake.TOO_LATE if isinstance(error, TimeoutError) else self._dead
+        why = handshake.TOO_LATE if isinstance(error, TimeoutError) else self._dead or why
         return ConnectFailed(
             f"connection to {address} ended before it was ready: {why}; nothing was sent", address
         )
