@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from rmq_ray.actors import gateway, names
 from rmq_ray.actors.access_keys import AccountProof, SecretKey, given_account, keywords
-from rmq_ray.actors.audit import newest_lines
 from rmq_ray.actors.cluster_clients import ClusterClients
 from rmq_ray.actors.control import replica_status
 from rmq_ray.actors.control.apply_changes import apply_changes as carry_out
 from rmq_ray.actors.control.apply_changes import create_controller, place_of_controller
+from rmq_ray.actors.control.audit import newest_lines
 from rmq_ray.actors.control.cluster_state import ClusterState
 from rmq_ray.actors.control.node_drain import DRAIN_S, drain_node
 from rmq_ray.actors.control.plan import ClusterPlan, StartOptions, make_plan, not_used, plan_of

@@ -237,7 +237,7 @@ class ReplicaMaintenance:
             stop = self._begin_to_leave(copy.name, node, _seconds_to(until_ms) / 2)
             await asyncio.wait((stop,), timeout=_seconds_to(until_ms))
             try:
-                row |= stop.result() if stop.done() else {"error": "did not stop in time"}
+                row |= await stop if stop.done() else {"error": "did not stop in time"}
             except RmqError as error:
                 row["error"] = str(error)
             log.warning("%s leaves its node: %s", copy.name, row["error"] or "stopped")

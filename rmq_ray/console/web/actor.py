@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rmq_ray.actors import gateway, names
-from rmq_ray.actors.audit import newest_lines
+from rmq_ray.actors.control.audit import newest_lines
 from rmq_ray.actors.control.plan import ClusterPlan
 from rmq_ray.actors.discovery import RayDiscovery
 from rmq_ray.actors.placement import HEAD
