@@ -136,9 +136,9 @@ def test_the_shortest_file_is_one_broker_and_a_relative_store_lies_beside_the_fi
         ),
         (
             'flush = "sync"',
-            "segment_bytes = 5",
+            "segment_bytes = 4_097",
             6,
-            "segment_bytes must be a multiple of 4096, not 5",
+            "segment_bytes must be a multiple of 4096, not 4097",
         ),
         ("disk_full_ratio = 1", "disk_full_ratio = 0.1", 7, "disk ratios must rise"),
         (
