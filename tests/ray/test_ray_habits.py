@@ -20,6 +20,7 @@ from tests.support.pages import ROOT
 from tests.support.programs import Program, free_port, machine_alone
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.alone  # Ray gives a client half a minute to connect
 DRIVER_S = 150
 ENVIRONMENT = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "a" * 32}
 TOPOLOGY = """\
@@ -175,20 +176,19 @@ def head() -> Iterator[Head]:
 @pytest.fixture(scope="module")
 def drivers(head: Head) -> dict[str, dict[str, Any]]:
     """What a job told, which brought this package along and left a cluster "second", and a driver
-    of Ray Client that ran beside it.
+    of Ray Client behind it.
     """
     head.cli.ok("produce", "orders", "before the job")
     (head.directory / "job").mkdir()
     (head.directory / "job" / "main.py").write_text(JOB)
-    with head.start(
+    job = head.start(
         str(Path(sys.executable).with_name("ray")),
         *("job", "submit", "--address", head.up["ray_dashboard"]),
         *("--working-dir", str(head.directory / "job")),
         *("--runtime-env-json", json.dumps({"py_modules": [str(ROOT / "rmq_ray")]})),
         *("--", "python", "main.py", str(head.directory / "second")),
-    ) as job:
-        client = told(head.start("-c", CLIENT, head.up["ray_client"]))
-        return {"job": told(job), "client": client}
+    )
+    return {"job": told(job), "client": told(head.start("-c", CLIENT, head.up["ray_client"]))}
 
 
 def test_a_job_sends_to_and_reads_from_brokers_that_outlive_it(
