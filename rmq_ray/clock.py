@@ -93,6 +93,11 @@ def left_ms(clock: Clock, timeout_ms: float, started_ms: float) -> float:
     return max(0.0, timeout_ms - (clock.monotonic_ms() - started_ms))
 
 
+def seconds_to(clock: Clock, until_ms: float) -> float:
+    """What is left until then (monotonic); not below 0."""
+    return max(0.0, until_ms - clock.monotonic_ms()) / 1000
+
+
 def local_day(at_ms: int) -> int:
     """A number of the calendar day, in the machine's zone, that holds ``at_ms``; the next day has a
     higher one (reads no clock).

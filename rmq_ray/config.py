@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
+
+from msgspec import field
 
 from rmq_ray.setting import AT_ONCE, NEXT_START, Group, require, setting, within
 
@@ -77,8 +78,7 @@ class ClientAuth(Enum):
     REQUIRE = "require"
 
 
-@dataclass(frozen=True, slots=True)
-class StoreConfig(Group):
+class StoreConfig(Group, frozen=True):
     """One broker's store on one disk (spec: store-format 1, 7, 8, 13)."""
 
     path: str  # its directory
@@ -172,8 +172,7 @@ class StoreConfig(Group):
         return self.flush is FlushMode.SYNC_FLUSH or self.gathers
 
 
-@dataclass(frozen=True, slots=True)
-class RemotingLimits(Group):
+class RemotingLimits(Group, frozen=True):
     """What one listener or connection accepts before it refuses or closes."""
 
     # RocketMQ's 16 MiB less the length field
@@ -195,8 +194,7 @@ class RemotingLimits(Group):
     request_timeout_ms: int = within(3_000, 1, 16 * GIB)
 
 
-@dataclass(frozen=True, slots=True)
-class AuditConfig(Group):
+class AuditConfig(Group, frozen=True):
     """The audit log of one server (docs/security.md)."""
 
     file_bytes_max: int = within(16 * MIB, 4_096, 16 * GIB)  # then the next file begins
@@ -205,16 +203,17 @@ class AuditConfig(Group):
     fold_ms: int = within(10_000, 0, DAY_MS)
 
 
-@dataclass(frozen=True, slots=True)
-class Tls(Group):
+class Tls(Group, frozen=True):
     """How a client speaks TLS. Each of ``ca``, ``certificate`` and ``key`` is the path of a PEM
     file, which is read again for new connections when it changes, or its text.
     """
 
+    __secret__ = ("key", "key_password")
+
     ca: str = ""  # who signs the servers' certificates; "" = whom the system trusts
     certificate: str = ""  # the client's own, where servers have client_auth
-    key: str = field(default="", repr=False)  # of the certificate; "" = in the same file
-    key_password: str = field(default="", repr=False)
+    key: str = ""  # of the certificate; "" = in the same file
+    key_password: str = ""
     check_host: bool = True  # the certificate must name the host that is connected to
 
     def _check_together(self) -> None:
@@ -225,16 +224,17 @@ class Tls(Group):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class TlsSettings(Group):
+class TlsSettings(Group, frozen=True):
     """TLS of a server's port, and of what the server itself connects to. Paths of PEM files, each
     on the host of its server; they are read again when they change.
     """
 
+    __secret__ = ("key_password",)
+
     mode: TlsMode = TlsMode.DISABLED
     certificate: str = ""  # of the server, the chain behind it
     key: str = ""  # of the certificate; "" = in the same file
-    key_password: str = field(default="", repr=False)
+    key_password: str = ""
     ca: str = ""  # whom clients and other servers believe, and who signs clients' certificates
     client_auth: ClientAuth = ClientAuth.NONE
     client_certificate: str = ""  # what clients get that find the cluster through Ray
@@ -248,8 +248,7 @@ class TlsSettings(Group):
         require(bool(self.ca), "tls needs ca, the PEM file of who signed it", self.ca)
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerConfig(Group):
+class BrokerConfig(Group, frozen=True):
     """One broker (brokerName, brokerId): rules of protocol-behaviour 5, 9-12, 17-19."""
 
     store: StoreConfig  # its disk
@@ -343,8 +342,7 @@ class BrokerConfig(Group):
     audit: AuditConfig = field(default_factory=AuditConfig)
 
 
-@dataclass(frozen=True, slots=True)
-class FailoverConfig(Group):
+class FailoverConfig(Group, frozen=True):
     """When a slave takes over, in clusters that have slaves."""
 
     automatic: bool = True  # False: another replica is master only by `rmq-ray broker promote`
@@ -352,8 +350,7 @@ class FailoverConfig(Group):
     failover_after_ms: int = within(2_500, 100, 3_600_000)
 
 
-@dataclass(frozen=True, slots=True)
-class NameServerConfig(Group):
+class NameServerConfig(Group, frozen=True):
     """One name server (protocol-behaviour 4)."""
 
     host: str = "127.0.0.1"
@@ -369,8 +366,7 @@ class NameServerConfig(Group):
     audit: AuditConfig = field(default_factory=AuditConfig)
 
 
-@dataclass(frozen=True, slots=True)
-class ProducerConfig(Group):
+class ProducerConfig(Group, frozen=True):
     """A producer (protocol-behaviour 7, 8)."""
 
     group: str = "DEFAULT_PRODUCER_RMQ_RAY"  # its members answer for each other's transactions
@@ -424,8 +420,7 @@ class ProducerConfig(Group):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerConfig(Group):
+class ConsumerConfig(Group, frozen=True):
     """A push consumer; ranges of protocol-behaviour 15 are enforced."""
 
     group: str  # whose offsets count

@@ -7,23 +7,24 @@ Invariant: nothing here knows Ray, sockets or threads.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from rmq_ray.config import Tls
 from rmq_ray.model.ids import MessageQueue
+from rmq_ray.value import Value
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterAddress:
+class ClusterAddress(Value, frozen=True):
     """How to reach a cluster: its name, name servers (``host:port``), the secret of the handshake
     (empty = none), and how TLS is spoken (None = plain). ``access_key``: the secret is the
     handshake key of this account; "" = it is the cluster's own.
     """
 
+    __secret__ = ("secret",)
+
     cluster: str
     name_servers: tuple[str, ...]
-    secret: bytes = field(default=b"", repr=False)
+    secret: bytes = b""
     tls: Tls | None = None
     access_key: str = ""
 
@@ -90,8 +91,7 @@ class Peer(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
+class Split(Value, frozen=True):
     """A piece of a bulk read: queue offsets [start, end) of one queue, and where to get it.
 
     ``host_id`` and ``store_path`` and ``identity`` name the local files; ``addresses``

@@ -12,11 +12,14 @@ here. Does not decide what values go together: the groups do (``rmq_ray.config``
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields, replace
 from numbers import Integral, Real
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar, cast
+
+from msgspec import StructMeta
+from msgspec.structs import replace
 
 from rmq_ray.errors import ConfigError
+from rmq_ray.value import Value
 
 T = TypeVar("T")
 FIXED, AT_ONCE, NEXT_START = "", "at once", "next start"
@@ -30,8 +33,7 @@ _KINDS: dict[str, type] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
+class Known(Value, frozen=True):
     """Of a setting. ``low``, ``high``: limits of a number, both included. ``none``: a number beside
     them that means "no limit". ``choices``: the only values. ``apache``: its name in RocketMQ.
     """
@@ -67,7 +69,7 @@ def setting(
 ) -> T:
     """A field of which any value of its kind is possible, or one of ``choices``."""
     found = Known(apache=apache, changes=changes, choices=choices)
-    return field(default=default, metadata={"known": found})
+    return cast(T, _Field(default, found))
 
 
 def within(
@@ -81,16 +83,33 @@ def within(
 ) -> T:
     """A field with a number between two limits."""
     found = Known(low, high, none, apache=apache, changes=changes)
-    return field(default=default, metadata={"known": found})
+    return cast(T, _Field(default, found))
 
 
-def known(of: Field[Any]) -> Known:
-    """What is known of a field."""
-    found: Known = of.metadata.get("known") or _NOTHING
-    return found
+class _Field(Value, frozen=True):
+    default: object
+    known: Known
+
+
+class _Groups(StructMeta):
+    """Keeps what is known of the fields of a group beside their defaults."""
+
+    def __new__(
+        cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any
+    ) -> Any:
+        told = {key: of for key, of in namespace.items() if isinstance(of, _Field)}
+        namespace |= {key: of.default for key, of in told.items()}
+        made: Any = super().__new__(cls, name, bases, namespace, **options)
+        made.__known__ = {key: of.known for key, of in told.items()}
+        return made
 
 
 _NOTHING = Known()
+
+
+def known(group: type[Group], name: str) -> Known:
+    """What is known of a field of a group."""
+    return group.__known__.get(name, _NOTHING)
 
 
 def require(condition: bool, what: str, value: object) -> None:
@@ -99,10 +118,11 @@ def require(condition: bool, what: str, value: object) -> None:
         raise ConfigError(f"{what}, not {value!r}", value)
 
 
-class Group:
+class Group(Value, frozen=True, metaclass=_Groups):
     """A group of settings, which is built whole or not at all."""
 
-    __slots__ = ()
+    __known__: ClassVar[dict[str, Known]]
+    """Of the fields that have limits, choices, or a name in RocketMQ."""
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
@@ -113,20 +133,20 @@ class Group:
     def but(self, **changes: Any) -> Self:
         """A copy with some fields changed; unknown names are errors."""
         self._require_known(changes)
-        return replace(self, **changes)  # type: ignore[type-var]
+        return replace(self, **changes)
 
     def __post_init__(self) -> None:
         """``ConfigError`` for a value of another kind than its field's, or beyond its limits."""
-        for of in fields(self):  # type: ignore[arg-type]
-            value, kinds = getattr(self, of.name), str(of.type).split(" | ")
+        for name in self.__struct_fields__:
+            value, kinds = getattr(self, name), self.__annotations__[name].split(" | ")
             if not all(kind in _KINDS for kind in kinds):
                 continue
             fits = any(isinstance(value, _KINDS[kind]) for kind in kinds) and (
                 not isinstance(value, bool) or "bool" in kinds
             )
-            require(fits, f"{of.name} must be {' or '.join(kinds)}", value)
-            facts = known(of)
-            require(facts.allows(value), f"{of.name} must be {facts.limits}", value)
+            require(fits, f"{name} must be {' or '.join(kinds)}", value)
+            facts = known(type(self), name)
+            require(facts.allows(value), f"{name} must be {facts.limits}", value)
         self._check_together()
 
     def _check_together(self) -> None:
@@ -134,7 +154,7 @@ class Group:
 
     @classmethod
     def _require_known(cls, names: Mapping[str, Any]) -> None:
-        possible = {of.name for of in fields(cls)}  # type: ignore[arg-type]
+        possible = set(cls.__struct_fields__)
         for name in names:
             if name not in possible:
                 raise ConfigError(

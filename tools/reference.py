@@ -17,7 +17,6 @@ import re
 import textwrap
 import tokenize
 from collections.abc import Iterable, Iterator
-from dataclasses import fields
 from enum import Enum
 from pathlib import Path
 from typing import Any, is_typeddict
@@ -29,7 +28,7 @@ from rmq_ray.client.admin.admin import Admin
 from rmq_ray.client.admin.health import Health
 from rmq_ray.client.consumer.consumer_options import PullOptions, PushOptions
 from rmq_ray.config import FailoverConfig
-from rmq_ray.setting import Known, known
+from rmq_ray.setting import Group, Known, known
 from rmq_ray.table.tables import Tables
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference.md"
@@ -348,7 +347,8 @@ def _settings(cls: type) -> str:
     (node,) = ast.parse(source).body
     assert isinstance(node, ast.ClassDef)
     comments = _comments(source)
-    facts = {of.name: known(of) for of in fields(cls)}
+    assert issubclass(cls, Group)
+    facts = {name: known(cls, name) for name in cls.__struct_fields__}
     lines = [
         "| setting | default | limits | RocketMQ's name | meaning |",
         "| --- | --- | --- | --- | --- |",

@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
+
+from msgspec.structs import replace
 
 from rmq_ray.config import environment
 from rmq_ray.errors import ConfigError, CredentialsInvalid, StoreError
 from rmq_ray.ports import ClusterAddress
+from rmq_ray.value import Value
 
 ACCESS_KEY, SECRET_KEY, FILE = "RMQ_ACCESS_KEY", "RMQ_SECRET_KEY", "RMQ_CREDENTIALS"
 _OTHERS = 0o077
@@ -28,15 +30,16 @@ log = logging.getLogger("rmq_ray.client")
 _NAMES = ("accessKey", "secretKey")
 
 
-@dataclass(frozen=True, slots=True)
-class AccountProof:
+class AccountProof(Value, frozen=True):
     """Proves one account to the servers of one cluster; what ``secret_key=`` takes, too, in place
     of the secret itself.
     """
 
+    __secret__ = ("key",)
+
     access_key: str
     cluster: str
-    key: bytes = field(repr=False)
+    key: bytes
 
     @classmethod
     def of(cls, access_key: str, secret_key: str, cluster: str) -> AccountProof:

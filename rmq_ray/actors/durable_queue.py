@@ -35,7 +35,7 @@ from rmq_ray.client.pop.patience import Patience, abandonable
 from rmq_ray.client.pop.receipts import ReceivedMessage, give_back_messages
 from rmq_ray.client.pop.simple_consumer import MESSAGES_MAX, SimpleConsumer
 from rmq_ray.client.producer.producer import Producer
-from rmq_ray.clock import SYSTEM_CLOCK
+from rmq_ray.clock import SYSTEM_CLOCK, seconds_to
 from rmq_ray.codec.values import BYTES, MSGPACK, TABLE, TENSOR, decode, encode
 from rmq_ray.config import Tls
 from rmq_ray.errors import (
@@ -254,7 +254,7 @@ class Queue:
                 give_back_messages(ahead)
             if patience.over:
                 raise Empty
-            left_s = max(0.0, end_ms - SYSTEM_CLOCK.monotonic_ms()) / 1_000
+            left_s = seconds_to(SYSTEM_CLOCK, end_ms)
             found = consumer.receive(
                 max(1, self.prefetch),
                 invisible=TAKEN_S,

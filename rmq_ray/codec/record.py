@@ -23,7 +23,6 @@ from __future__ import annotations
 import ipaddress
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -32,6 +31,7 @@ from rmq_ray.errors import StoreCorrupt
 from rmq_ray.model.checksum import crc32
 from rmq_ray.model.hashing import java_hash, tags_code
 from rmq_ray.model.message import NAME_SEPARATOR, PROPERTY_SEPARATOR, TAGS, SysFlag
+from rmq_ray.value import Value
 
 __all__ = [
     "BLANK",
@@ -142,8 +142,7 @@ def texts_at(
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(Value, frozen=True):
     """One record with every field. Hosts are (address, port); offsets: ``queue_offset`` counts
     records, ``log_offset`` bytes.
     """

@@ -18,13 +18,15 @@ recovery, the single-message path. Pure functions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+from msgspec import field
 
 from rmq_ray.arrays import Array
 from rmq_ray.model.checksum import crc32
 from rmq_ray.model.ids import FrameId
 from rmq_ray.model.message import FRAME, NAME_SEPARATOR, PROPERTY_SEPARATOR
+from rmq_ray.value import Draft
 
 MARK_PREFIX = FRAME.encode() + b"\x01"
 MARK_BYTES = len(MARK_PREFIX) + 72
@@ -61,8 +63,7 @@ class KeyHashes(NamedTuple):
     lengths: Array
 
 
-@dataclass(slots=True)
-class CheckedFrame:
+class CheckedFrame(Draft):
     """What the checker learnt about records that lie back to back in one buffer, and what dispatch
     needs of them.
 

@@ -5,8 +5,9 @@ Enum names are RocketMQ's because they travel as text (remoting 2).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import Enum
+
+from rmq_ray.value import Value
 
 SYSTEM_GROUPS = (
     "TOOLS_CONSUMER",
@@ -54,8 +55,7 @@ class ConsumeFromWhere(Enum):
     CONSUME_FROM_TIMESTAMP = "timestamp"
 
 
-@dataclass(frozen=True, slots=True)
-class Subscription:
+class Subscription(Value, frozen=True):
     """One topic's filter. ``tags`` and ``codes`` are empty for ``*``; ``version`` is a time in ms,
     newer wins.
     """
@@ -68,8 +68,7 @@ class Subscription:
     expression_type: str = TAG
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerData:
+class ConsumerData(Value, frozen=True):
     """One consumer group of a client."""
 
     group: str
@@ -80,20 +79,18 @@ class ConsumerData:
     unit_mode: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
+class Heartbeat(Value, frozen=True):
     """What a client instance sends to every broker every 30 s. ``without_checker``: those of the
     producer groups that say that they cannot answer for a transaction; who says nothing may.
     """
 
     client_id: str
     producer_groups: tuple[str, ...] = ()
-    consumers: tuple[ConsumerData, ...] = field(default=())
+    consumers: tuple[ConsumerData, ...] = ()
     without_checker: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class LockHolder:
+class LockHolder(Value, frozen=True):
     """Who holds a queue of a group for ordered consumption. ``ends_in_ms``: when the lock ends
     unless he is heard of. ``left``: his connection has closed, and he is awaited for some seconds.
     """

@@ -6,8 +6,9 @@ queue.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NewType
+
+from rmq_ray.value import Value
 
 LogOffset = NewType("LogOffset", int)
 QueueOffset = NewType("QueueOffset", int)
@@ -15,8 +16,7 @@ QueueOffset = NewType("QueueOffset", int)
 MASTER_ID = 0
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class MessageQueue:
+class MessageQueue(Value, frozen=True, order=True):
     """The finest unit of a topic: one queue of one broker. Sorts by topic, broker name, queue id as
     RocketMQ does.
     """
@@ -32,8 +32,7 @@ class MessageQueue:
         )
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Address:
+class Address(Value, frozen=True, order=True):
     """Where a party listens."""
 
     host: str
@@ -51,8 +50,7 @@ class Address:
         return cls(host, int(port))
 
 
-@dataclass(frozen=True, slots=True)
-class FrameId:
+class FrameId(Value, frozen=True):
     """Which frame of which producer: what makes a retry recognisable.
 
     ``producer_id``: 128 random bits, new per producer object and process. ``sequence``: counts

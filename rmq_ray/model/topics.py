@@ -8,8 +8,11 @@ JSON member names are RocketMQ's and live in ``remoting.wire.bodies`` and
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from enum import IntFlag
+
+from msgspec import field
+
+from rmq_ray.value import Value
 
 DEFAULT_TOPIC = "TBW102"
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
@@ -91,8 +94,7 @@ class Permission(IntFlag):
     READ_WRITE = 6
 
 
-@dataclass(frozen=True, slots=True)
-class DataVersion:
+class DataVersion(Value, frozen=True):
     """Changes with every change of the table it belongs to; equality compares both fields."""
 
     counter: int = 0
@@ -103,8 +105,7 @@ class DataVersion:
         return DataVersion(self.counter + 1, now_ms)
 
 
-@dataclass(frozen=True, slots=True)
-class TopicBound:
+class TopicBound(Value, frozen=True):
     """How much of a topic may wait on one broker: ``slots`` messages, ``slot_bytes`` of their
     records, 0 = any number. What ``group`` has not acknowledged waits; "" = what the slowest of the
     groups that have a position has not.
@@ -115,8 +116,7 @@ class TopicBound:
     group: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class TopicConfig:
+class TopicConfig(Value, frozen=True):
     """A topic on one broker. Defaults are those of RocketMQ's TopicConfig class.
 
     ``retention_hours``: 0 = as long as the store keeps its log; RocketMQ 5's attribute
@@ -180,8 +180,7 @@ def bound_number(text: str) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else 0
 
 
-@dataclass(frozen=True, slots=True)
-class GroupConfig:
+class GroupConfig(Value, frozen=True):
     """A consumer group on one broker (subscriptionGroup.json)."""
 
     name: str
@@ -195,8 +194,7 @@ class GroupConfig:
     notify_ids_changed: bool = True
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class QueueData:
+class QueueData(Value, frozen=True, order=True):
     """A topic's queues on one broker, as a route tells it."""
 
     broker_name: str
@@ -206,8 +204,7 @@ class QueueData:
     sys_flag: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerData:
+class BrokerData(Value, frozen=True):
     """The addresses of one broker name: id 0 is the master, others are slaves. ``addresses``: id ->
     ``host:port``.
     """
@@ -217,8 +214,7 @@ class BrokerData:
     addresses: dict[int, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class TopicRoute:
+class TopicRoute(Value, frozen=True):
     """What a name server knows of a topic."""
 
     queues: tuple[QueueData, ...]

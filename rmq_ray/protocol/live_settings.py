@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from rmq_ray.config import BrokerConfig, StoreConfig
 from rmq_ray.errors import ConfigError
 from rmq_ray.protocol.rate_limit import LIMIT, limits_of, number, rate_of, split_key
-from rmq_ray.setting import AT_ONCE, Known, known
+from rmq_ray.setting import AT_ONCE, Group, Known, known
 
 STORE = "store."
 CHANGES_MAX = 100_000
@@ -83,8 +83,10 @@ class Setting:
         return self.name.endswith("_ratio")
 
 
-def _settings(group: type, prefix: str) -> dict[str, Setting]:
-    found = (Setting(prefix + of.name, str(of.type), known(of)) for of in fields(group))
+def _settings(group: type[Group], prefix: str) -> dict[str, Setting]:
+    kinds = group.__annotations__
+    names = group.__struct_fields__
+    found = (Setting(prefix + name, kinds[name], known(group, name)) for name in names)
     return {one.name: one for one in found}
 
 

@@ -24,7 +24,6 @@ was unknown, the send never ends as a definite failure.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 
 from rmq_ray.errors import (
@@ -41,6 +40,7 @@ from rmq_ray.errors import (
     TopicNotWritable,
 )
 from rmq_ray.model.message import SendStatus
+from rmq_ray.value import Value
 
 BACK_OFF_FIRST_MS = 10.0
 BACK_OFF_MAX_MS = 200.0
@@ -94,8 +94,7 @@ class Step(Enum):
     GIVE_UP = "raise what ``error`` returns"
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(Value, frozen=True):
     """The next step and the pause before it."""
 
     step: Step

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from enum import Enum, IntEnum
 from functools import lru_cache
 from typing import NamedTuple
@@ -47,6 +46,7 @@ from rmq_ray.model.message import (
     encode_properties,
 )
 from rmq_ray.model.topics import HALF_TOPIC, OP_HALF_TOPIC, SCHEDULE_TOPIC
+from rmq_ray.value import Value
 
 SYSTEM_GROUP = "CID_RMQ_SYS_TRANS"
 """Consumer group under which the offsets of both queues are saved."""
@@ -117,8 +117,7 @@ class Verdict(Enum):
     DISCARD = "it goes to TRANS_CHECK_MAX_TIME_TOPIC"
 
 
-@dataclass(frozen=True, slots=True)
-class CheckRules:
+class CheckRules(Value, frozen=True):
     """``timeout_ms``: immunity of a young half (transactionTimeOut). ``checks_max``:
     transactionCheckMax. ``reserved_ms``: age at which it is given up.
     """
@@ -128,8 +127,7 @@ class CheckRules:
     reserved_ms: int = 72 * 3_600_000
 
 
-@dataclass(frozen=True, slots=True)
-class Op:
+class Op(Value, frozen=True):
     """One entry of the op queue. ``copy``: of a moved half, the queue offset of what stands for it
     now; ``before``: of what it stood for itself.
     """

@@ -26,14 +26,15 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import msgpack
+from msgspec.structs import replace
 
 from rmq_ray.errors import HandshakeFailed
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import BINARY, Body, Command
+from rmq_ray.value import Value
 
 PROTOCOL_VERSION = 1
 NONCE_BYTES = 32
@@ -65,16 +66,17 @@ _NO_SECRET = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Credentials:
+class Credentials(Value, frozen=True):
     """What both ends must agree on: the cluster's name, the server's role (``broker``,
     ``name_server``) and the secret: the cluster's, or the handshake key of the account
     ``access_key``.
     """
 
+    __secret__ = ("secret",)
+
     cluster: str
     role: str
-    secret: bytes = field(repr=False)
+    secret: bytes
     access_key: str = ""
 
 

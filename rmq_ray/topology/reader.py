@@ -66,6 +66,7 @@ from rmq_ray.config import (
     TlsSettings,
 )
 from rmq_ray.errors import ConfigError
+from rmq_ray.setting import Group
 from rmq_ray.topology import rules
 from rmq_ray.topology.rules import BrokerSpec, ControllerSpec, NameServerSpec, Topology
 from rmq_ray.topology.source import Key, TopologyText
@@ -481,6 +482,7 @@ class _TopologyReader:
 
 
 @cache
-def _hints(group: type, decided: tuple[str, ...]) -> dict[str, Any]:
+def _hints(group: type[Group], decided: tuple[str, ...]) -> dict[str, Any]:
     """Fields of a setting group that a file may set -> their types."""
-    return {name: kind for name, kind in get_type_hints(group).items() if name not in decided}
+    kinds = get_type_hints(group)
+    return {name: kinds[name] for name in group.__struct_fields__ if name not in decided}

@@ -34,6 +34,7 @@ BELOW_ACTORS = (
     "ports.py",
     "config.py",
     "setting.py",
+    "value.py",
     "clock.py",
     "errors.py",
 )

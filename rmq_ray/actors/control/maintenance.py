@@ -32,7 +32,7 @@ from rmq_ray.actors.broker import ReplicaShell
 from rmq_ray.actors.control.elections import Election, Elections
 from rmq_ray.actors.control.plan import ClusterPlan
 from rmq_ray.actors.control.supervisor import ActorSpec, Supervisor
-from rmq_ray.clock import SYSTEM_CLOCK
+from rmq_ray.clock import SYSTEM_CLOCK, seconds_to
 from rmq_ray.config import BrokerConfig, ReplicationMode
 from rmq_ray.errors import ClusterError, PromotionRefused, RmqError
 
@@ -142,7 +142,7 @@ class ReplicaMaintenance:
         work until then, nothing is done, now or later: one row says so.
         """
         try:
-            async with asyncio.timeout(_seconds_to(until_ms)):
+            async with asyncio.timeout(seconds_to(SYSTEM_CLOCK, until_ms)):
                 await self._working.acquire()
         except TimeoutError:
             return [_row("brokers", "others are being stopped or started: nothing was done; again")]
@@ -224,18 +224,18 @@ class ReplicaMaintenance:
         """Of one broker. A stop that did not come to its end goes on, and the next call waits for
         it.
         """
-        find_s = _seconds_to(until_ms) / 2
+        find_s = seconds_to(SYSTEM_CLOCK, until_ms) / 2
         known = await asyncio.gather(*(self._find(config, node, find_s) for config in configs))
         found = [_row(*unknown) for unknown in known if isinstance(unknown, tuple)]
         copies = [copy for copy in known if isinstance(copy, ActorSpec)]
         master = self._master(copies[0]) if copies else None
         for copy in sorted(copies, key=lambda copy: copy.arguments[0].broker_id != master):
             row = _row(str(copy.key), None)
-            if _seconds_to(until_ms) == 0.0:
+            if seconds_to(SYSTEM_CLOCK, until_ms) == 0.0:
                 found.append(row | {"error": "no time was left to stop it; again"})
                 continue
-            stop = self._begin_to_leave(copy.name, node, _seconds_to(until_ms) / 2)
-            await asyncio.wait((stop,), timeout=_seconds_to(until_ms))
+            stop = self._begin_to_leave(copy.name, node, seconds_to(SYSTEM_CLOCK, until_ms) / 2)
+            await asyncio.wait((stop,), timeout=seconds_to(SYSTEM_CLOCK, until_ms))
             try:
                 row |= await stop if stop.done() else {"error": "did not stop in time"}
             except RmqError as error:
@@ -285,7 +285,7 @@ class ReplicaMaintenance:
                 its = await gateway.call_async(
                     self._supervisor.handle(name),
                     "node",
-                    timeout_s=min(NODE_S, _seconds_to(until_ms)),
+                    timeout_s=min(NODE_S, seconds_to(SYSTEM_CLOCK, until_ms)),
                 )
             except ClusterError as error:
                 its = self._elections.node_of(config.broker_name, config.broker_id)
@@ -480,7 +480,3 @@ async def _failures(
         for name, error in zip(each, ended, strict=True)
         if isinstance(error, BaseException)
     }
-
-
-def _seconds_to(until_ms: float) -> float:
-    return max(0.0, until_ms - SYSTEM_CLOCK.monotonic_ms()) / 1000

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 from rmq_ray.actors import gateway
-from rmq_ray.clock import SYSTEM_CLOCK
+from rmq_ray.clock import SYSTEM_CLOCK, seconds_to
 from rmq_ray.errors import ClusterError, ConfigError, RmqError
 
 DRAIN_S = 25.0
@@ -82,7 +82,7 @@ def _drain_workers(cluster: str, node: str, until_ms: float) -> list[dict[str, A
 
 
 def _seconds_to(until_ms: float) -> float:
-    return max(LEAST_S, (until_ms - SYSTEM_CLOCK.monotonic_ms()) / 1000)
+    return max(LEAST_S, seconds_to(SYSTEM_CLOCK, until_ms))
 
 
 def _told(row: dict[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from rmq_ray.actors.discovery import RayDiscovery
 from rmq_ray.actors.gateway import Ping
 from rmq_ray.actors.shell import is_restart, spawn
 from rmq_ray.client.admin.admin import Admin
-from rmq_ray.clock import SYSTEM_CLOCK
+from rmq_ray.clock import SYSTEM_CLOCK, seconds_to
 from rmq_ray.config import put_environment
 from rmq_ray.errors import ClusterError, ConfigError, GroupNotFound, RmqError
 from rmq_ray.model.topics import Permission
@@ -186,7 +186,7 @@ class FleetShell:
         ]
         for worker in there:
             self._workers[self._workers.index(worker)] = self._create()
-        left_s = _seconds_to(until_ms)
+        left_s = seconds_to(SYSTEM_CLOCK, until_ms)
         margin_s = min(STOP_MARGIN_S, left_s / 4)
         ended = await self._end(there, True, left_s - margin_s, margin_s)
         return {"group": self._spec.group, "moved": len(there), "ended": ended}
@@ -246,10 +246,10 @@ class FleetShell:
         """It is one of the workers as soon as it has joined. Where Ray has made it meanwhile on a
         node that goes, another one is.
         """
-        await gateway.call_async(worker, "ping", timeout_s=_seconds_to(until_ms))
+        await gateway.call_async(worker, "ping", timeout_s=seconds_to(SYSTEM_CLOCK, until_ms))
         if self._going and await self._node(worker) in self._going:
             self._workers.append(self._create())
-            await self._end([worker], True, _seconds_to(until_ms))
+            await self._end([worker], True, seconds_to(SYSTEM_CLOCK, until_ms))
         else:
             self._workers.append(worker)
 
@@ -382,10 +382,6 @@ class FleetShell:
             if row.permission & Permission.READ
         )
         return lag, queues
-
-
-def _seconds_to(until_ms: float) -> float:
-    return max(0.0, until_ms - SYSTEM_CLOCK.monotonic_ms()) / 1000
 
 
 class GroupLag(int):

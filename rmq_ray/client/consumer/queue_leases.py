@@ -27,6 +27,7 @@ from weakref import WeakValueDictionary
 from rmq_ray.client.consumer.assigned_queue import AssignedQueue, QueueLease
 from rmq_ray.client.consumer.consumer_parts import ConsumerParts
 from rmq_ray.client.instance.timers import ClientTimers
+from rmq_ray.clock import seconds_to
 from rmq_ray.errors import RemotingError, RmqError
 from rmq_ray.model.groups import LockHolder
 from rmq_ray.model.ids import Address, MessageQueue
@@ -155,9 +156,7 @@ class QueueLeases:
             lease = work.lease
             if lease is None:
                 let_go(work)
-            elif lease.gate.acquire(
-                timeout=max(0.0, (deadline_ms - self._parts.clock.monotonic_ms()) / 1000)
-            ):
+            elif lease.gate.acquire(timeout=seconds_to(self._parts.clock, deadline_ms)):
                 try:
                     let_go(work)
                     self.unlock({work.queue: lease.epoch})

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from rmq_ray.clock import Clock
+from rmq_ray.clock import Clock, seconds_to
 from rmq_ray.config import RemotingLimits, Tls
 from rmq_ray.errors import ConnectFailed, NoNameServer, RemotingError, RequestTimeout, RmqError
 from rmq_ray.model.ids import Address
@@ -245,9 +245,7 @@ class BrokerLink:
                 log.info("broker %s not reached: %s", address, error)
         deadline = self._clock.monotonic_ms() + timeout_ms
         for _ in range(waiting):
-            if not answered.acquire(
-                timeout=max(0.0, (deadline - self._clock.monotonic_ms()) / 1000)
-            ):
+            if not answered.acquire(timeout=seconds_to(self._clock, deadline)):
                 return
 
     def close(self) -> None:

@@ -12,21 +12,22 @@ OpenTelemetry (``client.interceptors.telemetry``) are hooks. Decides nothing abo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from msgspec import field
 
 from rmq_ray.errors import ClientError
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.model.message import KEYS, TAGS, SendResult, decode_properties
 from rmq_ray.protocol.transaction import LocalTransactionState
+from rmq_ray.value import Draft, Value
 
 SYNC, ASYNC, ONEWAY = "sync", "async", "oneway"
 HALF = "rmq.half"
 """Carried by the context of a half message."""
 
 
-@dataclass(slots=True)
-class SendContext:
+class SendContext(Draft):
     """One send call, or one frame of a batch (``count`` > 1: ``body``, tag, keys, properties are
     the first message's, ``body_bytes`` the sum; ``parts``: each).
 
@@ -82,8 +83,7 @@ class SendContext:
         self.added[name] = value
 
 
-@dataclass(frozen=True, slots=True)
-class TransactionEnd:
+class TransactionEnd(Value, frozen=True):
     """An end that is about to be sent. ``address``: the broker's. ``from_check``: it had asked."""
 
     topic: str

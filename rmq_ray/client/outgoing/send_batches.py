@@ -8,7 +8,6 @@ cut by bytes only, so that a batch below ``batch_bytes_max`` is one frame. Pure;
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 from rmq_ray.client.outgoing.send_payload import RECORD_OVERHEAD, FrameParts
@@ -34,10 +33,10 @@ from rmq_ray.protocol.validators import (
     check_wait,
     property_text,
 )
+from rmq_ray.value import Value
 
 
-@dataclass(frozen=True, slots=True)
-class BodyColumns:
+class BodyColumns(Value, frozen=True):
     """A batch as columns: bodies of one topic, and each one's property text; no object for a
     message.
     """

@@ -18,7 +18,6 @@ so that without compression nothing is done.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
@@ -36,6 +35,7 @@ from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.wire.frame import BINARY, Command
 from rmq_ray.remoting.wire.headers import SendHeader
 from rmq_ray.remoting.wire.records import pack_send, pack_send_one, unpack_send_answer
+from rmq_ray.value import Draft
 
 RECORD_OVERHEAD = 140  # header, lengths and UNIQ_KEY of a record, rounded up
 FLAG_MAX = (1 << 31) - 1
@@ -214,8 +214,7 @@ class RecordPayload:
         return Command(RequestCode.SEND_RECORDS, body=pack_send(records, sizes), serialize=BINARY)
 
 
-@dataclass(slots=True)
-class SingleMessagePayload:
+class SingleMessagePayload(Draft):
     """One message with its property string (0x02 between properties, UNIQ_KEY included, no frame
     mark).
     """

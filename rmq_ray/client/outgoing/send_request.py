@@ -10,7 +10,6 @@ over. Does not decide limits of time: the broker's ``timer_max_delay_hours``. Pu
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Sized
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from operator import index as as_index
 
@@ -40,6 +39,7 @@ from rmq_ray.protocol.validators import (
     check_wait,
     property_text,
 )
+from rmq_ray.value import Draft
 
 When = int | str
 """A delay level, 0 = at once; or the property of an exact time as it goes on the wire."""
@@ -63,8 +63,7 @@ LabelColumns = tuple[object, object, object]
 NO_COLUMNS: LabelColumns = (None, None, None)
 
 
-@dataclass(slots=True)
-class SendRequest:
+class SendRequest(Draft):
     """One checked message. ``text``: KEYS, TAGS and user properties. ``special``: takes the
     single-message path.
 

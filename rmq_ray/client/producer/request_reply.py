@@ -33,7 +33,7 @@ from rmq_ray.client.outgoing.send_request import (
 )
 from rmq_ray.client.sending.producer_core import ProducerCore
 from rmq_ray.client.sending.send_steps import SendSteps
-from rmq_ray.clock import Clock
+from rmq_ray.clock import Clock, seconds_to
 from rmq_ray.codec.record import Record, encode_record
 from rmq_ray.errors import BrokerBusy, ClientError, ConsumeError, RequestTimeout
 from rmq_ray.model.ids import Address, MessageQueue
@@ -201,7 +201,7 @@ class RequestReply:
 
     def left_s(self, pending: Pending) -> float:
         """What is left of a request's time."""
-        return max(0.0, pending.deadline_ms - self._core.clock.monotonic_ms()) / 1000
+        return seconds_to(self._core.clock, pending.deadline_ms)
 
     def knows(self, topic: str) -> bool:
         """Whether the topic's brokers were told who is here."""

@@ -28,6 +28,7 @@ from typing import Generic, TypeVar
 from rmq_ray.client.consumer.consumer_parts import ConsumerParts
 from rmq_ray.client.messages.listener import failure_of
 from rmq_ray.client.messages.received import MessageExt
+from rmq_ray.clock import seconds_to
 from rmq_ray.errors import ConsumeError
 from rmq_ray.guard import WHY_CHARS_MAX, Tracebacks
 from rmq_ray.model.metrics import Histogram
@@ -108,7 +109,7 @@ class ConsumingThreads(ABC, Generic[T]):
             self._ready.put(None)
         deadline = self._parts.clock.monotonic_ms() + timeout_ms
         for thread in self._threads:
-            thread.join(max(0.0, (deadline - self._parts.clock.monotonic_ms()) / 1000))
+            thread.join(seconds_to(self._parts.clock, deadline))
         return not any(thread.is_alive() for thread in self._threads)
 
     @abstractmethod

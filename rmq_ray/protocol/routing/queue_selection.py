@@ -24,11 +24,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from rmq_ray.errors import ClientError
 from rmq_ray.model.hashing import java_hash
 from rmq_ray.model.ids import MessageQueue
+from rmq_ray.value import Value
 
 NextIndex = Callable[[], int]
 """Gives the next turn: rises by one each call from a random start
@@ -119,8 +119,7 @@ def not_available_ms(latency_ms: float) -> int:
     return 0
 
 
-@dataclass(frozen=True, slots=True)
-class FaultItem:
+class FaultItem(Value, frozen=True):
     """What is known of one broker name. ``available_from_ms``: monotonic. ``isolated``: worth a
     probe.
     """

@@ -10,14 +10,14 @@ listed for writing when its broker has a master (id 0).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from msgspec.structs import replace
 
 from rmq_ray.model.ids import MASTER_ID, MessageQueue
 from rmq_ray.model.topics import BrokerData, Permission, QueueData, TopicRoute
+from rmq_ray.value import Value
 
 
-@dataclass(frozen=True, slots=True)
-class PublishInfo:
+class PublishInfo(Value, frozen=True):
     """What a producer knows of a topic.
 
     ``queues``: may be written, sorted. ``ordered``: the route carried an order configuration, so

@@ -17,7 +17,6 @@ from __future__ import annotations
 import json
 import re
 import struct
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
@@ -25,6 +24,7 @@ from msgspec import Meta, Struct
 
 from rmq_ray.errors import FrameTooLarge, MalformedFrame
 from rmq_ray.model import fastjson
+from rmq_ray.value import Draft
 
 Buffer = bytes | bytearray | memoryview
 Body = Buffer | tuple[Buffer, ...]
@@ -82,8 +82,7 @@ def language(number: int) -> str:
     return LANGUAGES[number] if 0 <= number < len(LANGUAGES) else "OTHER"
 
 
-@dataclass(slots=True)
-class Command:
+class Command(Draft):
     """One request or answer.
 
     ``fields``: None = no header class, as Java writes it. ``body``: a tuple of buffers is written

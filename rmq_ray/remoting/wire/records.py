@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import msgpack
@@ -30,6 +29,7 @@ import msgpack
 import rmq_ray.arrays as np
 from rmq_ray.errors import MalformedFrame, MessageIllegal
 from rmq_ray.remoting.wire.frame import Body, Buffer
+from rmq_ray.value import Value
 
 Sizes: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 """Byte lengths of records, big-endian int32, one dimension."""
@@ -82,8 +82,7 @@ class PullAnswer(NamedTuple, Generic[S]):
     records: memoryview
 
 
-@dataclass(frozen=True, slots=True)
-class PullRecords:
+class PullRecords(Value, frozen=True):
     """A pull of ours. ``sys_flag``: bits of ``PullSysFlag``; ``epoch``: the log's epoch the offset
     belongs to, 0 = not known.
 
@@ -107,8 +106,7 @@ class PullRecords:
     lock_epoch: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ScanRecords:
+class ScanRecords(Value, frozen=True):
     """A bulk read of queue offsets [start, end) by offset, without a group."""
 
     topic: str

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from rmq_ray.clock import Clock
+from rmq_ray.clock import Clock, seconds_to
 from rmq_ray.errors import TooManyRequests
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.hold_table import HoldTable
@@ -307,7 +307,7 @@ class LocalHold:
             self._timer.cancel()
         self._timer_ms = deadline_ms
         self._timer = asyncio.get_running_loop().call_later(
-            max(0.0, deadline_ms - self._clock.monotonic_ms()) / 1000, self._deadline
+            seconds_to(self._clock, deadline_ms), self._deadline
         )
 
     def _deadline(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -28,8 +28,8 @@ def allow_short_memory(monkeypatch: pytest.MonkeyPatch, frames: int) -> None:
     """A store may remember fewer frames than a broker may, so that frames fall out of the window in
     lives as short as a test's.
     """
-    of = next(one for one in fields(StoreConfig) if one.name == "deduplication_frames")
-    monkeypatch.setattr(of, "metadata", {"known": replace(known(of), low=frames)})
+    name = "deduplication_frames"
+    monkeypatch.setitem(StoreConfig.__known__, name, replace(known(StoreConfig, name), low=frames))
 
 
 def small_config(**changes: object) -> StoreConfig:
