@@ -22,13 +22,15 @@ import tempfile
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, cast
 
 from benchmarks.report import Figure, Report, percentiles
 from rmq_ray.clock import SYSTEM_CLOCK
-from rmq_ray.server.pull.hold_link import HoldLink
+from rmq_ray.config import BrokerConfig, StoreConfig
+from rmq_ray.ports import Peer
+from rmq_ray.server.base.offload import ThreadOffload
 from rmq_ray.server.pull.hold_service import HoldService
-from rmq_ray.server.pull.parked_pulls import Hold, LocalHold
+from rmq_ray.server.pull.parked_pulls import PARKED_PER_PEER_MAX, ParkedPulls
 
 FRAME = struct.Struct(">cI")  # what, queue id
 PULL, SEND, ECHO = b"p", b"s", b"e"
@@ -47,29 +49,19 @@ class Broker(asyncio.Protocol):
     """PULL parks, SEND appends one message and tells the hold, ECHO answers."""
 
     maxima: dict[int, int] = {}
-    waiting: dict[int, asyncio.WriteTransport] = {}
-    hold: Hold
-    token = 0
+    hold: ParkedPulls[Any]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A producer or consumer."""
         self.transport: Any = transport
+        self.attributes: dict[str, Any] = {}  # of ``ports.Peer``
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def data_received(self, data: bytes) -> None:
         """Requests of five bytes."""
         for what, queue_id in FRAME.iter_unpack(data):
             if what == PULL:
-                Broker.token += 1
-                self.waiting[self.token] = self.transport
-                self.hold.park(
-                    self.token,
-                    "t",
-                    queue_id,
-                    self.max_offset("t", queue_id),
-                    SYSTEM_CLOCK.now_ms() + 60_000,
-                    None,
-                )
+                self.park(("t", queue_id), self.max_offset("t", queue_id), 60_000)
             elif what == SEND:
                 self.maxima[queue_id] = self.maxima.get(queue_id, 0) + 1
                 self.hold.arrived("t", queue_id, self.maxima[queue_id], [0])
@@ -82,29 +74,35 @@ class Broker(asyncio.Protocol):
         """Messages in the queue."""
         return cls.maxima.get(queue_id, 0)
 
-    @classmethod
-    def wake(cls, token: int) -> None:
+    def park(self, queue: tuple[str, int], from_offset: int, wait_ms: int) -> None:
+        """Hold a pull of this connection."""
+        deadline_ms = SYSTEM_CLOCK.now_ms() + wait_ms
+        self.hold.park(None, cast(Peer, self), queue, from_offset, deadline_ms, None)
+
+    @staticmethod
+    def wake(_request: None, peer: Any) -> None:
         """Answer a parked pull."""
-        cls.waiting.pop(token).write(b"m")
+        peer.transport.write(b"m")
 
 
 def run_broker(path: str | None, parked: int, ready: Connection) -> None:
     """``path`` None = the hold inside the broker."""
 
     async def main() -> None:
-        limit = parked + 1_000
-        if path:
-            Broker.hold = HoldLink(
-                path, Broker.wake, Broker.max_offset, SYSTEM_CLOCK, parked_max=limit
-            )
-        else:
-            Broker.hold = LocalHold(Broker.wake, Broker.max_offset, SYSTEM_CLOCK, parked_max=limit)
+        config = BrokerConfig(
+            StoreConfig("unused"), hold_link=path, parked_pulls_max=parked + 1_000
+        )
+        offload = ThreadOffload("hold", print)
+        Broker.hold = ParkedPulls(Broker.wake, Broker.max_offset, SYSTEM_CLOCK, offload, config)
         Broker.hold.start()
         server = await asyncio.get_running_loop().create_server(Broker, "127.0.0.1", 0)
         while not Broker.hold.alive:
             await asyncio.sleep(0.01)
         for n in range(parked):
-            Broker.hold.park(-1 - n, "other", n, 0, SYSTEM_CLOCK.now_ms() + 600_000, None)
+            if n % PARKED_PER_PEER_MAX == 0:
+                idle = Broker()
+                idle.attributes = {}
+            idle.park(("other", n), 0, 600_000)
         await asyncio.sleep(0.5)
         ready.send(server.sockets[0].getsockname()[1])
         await asyncio.sleep(600)

@@ -208,7 +208,7 @@ def test_a_held_pull_wakes_when_a_message_arrives(tmp_path: Path, with_service: 
     asyncio.run(run())
 
 
-def test_without_its_hold_service_the_broker_answers_one_second_late(tmp_path: Path) -> None:
+def test_without_its_hold_service_the_broker_fires_deadlines_itself(tmp_path: Path) -> None:
     async def run() -> None:
         async with (
             running(settings(tmp_path, hold_link=str(tmp_path / "nobody.sock"))) as broker,
@@ -217,9 +217,7 @@ def test_without_its_hold_service_the_broker_answers_one_second_late(tmp_path: P
             await send(connection, 0)
             watch = Stopwatch()
             assert (await pull(connection, 1, 200))[0] == 19
-            assert (
-                watch.passed_s >= 1.1 and watch.lived_s < 4.0 and broker.status()["late_pulls"] == 1
-            )
+            assert watch.passed_s >= 0.2 and broker.status()["late_pulls"] == 1
 
     asyncio.run(run())
 

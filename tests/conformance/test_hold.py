@@ -1,5 +1,4 @@
-"""The hold, run on both implementations: the service behind its Unix socket, and the one inside the
-broker.
+"""Parked pulls with a hold service behind its Unix socket, and without one.
 
 Then what only the service has: restarts of either end, a service that hangs, foreign bytes.
 """
@@ -23,23 +22,25 @@ import pytest
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import BrokerConfig, StoreConfig
 from rmq_ray.errors import ConfigError, TooManyRequests
-from rmq_ray.server.pull.hold_link import HoldLink
+from rmq_ray.server.base.offload import ThreadOffload
+from rmq_ray.server.core.broker_core import TICK_MS
 from rmq_ray.server.pull.hold_service import HoldService
-from rmq_ray.server.pull.parked_pulls import Hold, LocalHold
+from rmq_ray.server.pull.parked_pulls import ParkedPulls
+from tests.support.faults.fake_peer import FakePeer
 from tests.support.faults.stopwatch import Stopwatch
 
 PAID, REFUND = 2598919, 77
 
 
 class Broker:
-    """What a broker knows: the queues' greatest offsets, the wakes it got."""
+    """What a broker knows: the queues' greatest offsets, the pulls that woke, by number."""
 
     def __init__(self) -> None:
         self.maxima: dict[tuple[str, int], int] = {}
         self.woken: list[int] = []
 
-    def on_wake(self, token: int) -> None:
-        self.woken.append(token)
+    def rerun(self, number: int, _peer: object) -> None:
+        self.woken.append(number)
 
     def max_offset(self, topic: str, queue_id: int) -> int:
         return self.maxima.get((topic, queue_id), 0)
@@ -68,38 +69,63 @@ async def service(path: str) -> AsyncIterator[HoldService]:
         await task
 
 
+class Held:
+    """The parked pulls of a broker; each has a number and a connection of its own."""
+
+    def __init__(self, broker: Broker, path: str | None, few: int, **settings) -> None:
+        self.offload = ThreadOffload("hold", pytest.fail)
+        config = BrokerConfig(StoreConfig("unused"), "broker-a", hold_link=path).but(**settings)
+        self.pulls: ParkedPulls[int] = ParkedPulls(
+            broker.rerun, broker.max_offset, SYSTEM_CLOCK, self.offload, config, few
+        )
+        self._peers: dict[int, FakePeer] = {}
+
+    @property
+    def alive(self) -> bool:
+        return self.pulls.alive
+
+    def park(self, number, topic, queue_id, from_offset, deadline_ms, codes) -> None:
+        self.forget(number)
+        peer = self._peers[number] = FakePeer()
+        self.pulls.park(number, peer, (topic, queue_id), from_offset, deadline_ms, codes)
+
+    def forget(self, number: int) -> None:
+        """Its connection is closed."""
+        if (peer := self._peers.pop(number, None)) is not None:
+            self.pulls.closed(peer)
+
+    def arrived(self, topic, queue_id, max_offset, codes) -> None:
+        self.pulls.arrived(topic, queue_id, max_offset, codes)
+
+    async def tick(self) -> None:
+        while True:  # until it is cancelled
+            self.pulls.tick()
+            await asyncio.sleep(TICK_MS / 1000)
+
+
 @asynccontextmanager
-async def link(path: str, broker: Broker, **settings) -> AsyncIterator[HoldLink]:
-    """Arrivals go to the service, however few pulls are parked, unless ``wake_here_max`` says
-    otherwise.
-    """
-    made = HoldLink(
-        path,
-        broker.on_wake,
-        broker.max_offset,
-        SYSTEM_CLOCK,
-        broker_name="broker-a",
-        **{"wake_here_max": 0, **settings},
-    )
-    made.start()
+async def link(path: str | None, broker: Broker, few: int = 0, **settings) -> AsyncIterator[Held]:
+    """Arrivals go to the service where more than ``few`` pulls are parked."""
+    made = Held(broker, path, few, **settings)
+    made.pulls.start()
+    ticking = asyncio.create_task(made.tick())
     try:
         yield made
     finally:
-        await made.close()
+        ticking.cancel()
+        await made.pulls.close()
+        made.offload.close()
 
 
 @asynccontextmanager
-async def hold(kind: str, directory: Path, broker: Broker, **settings) -> AsyncIterator[Hold]:
-    if kind == "few":
-        settings["wake_here_max"] = 1_000
+async def hold(kind: str, directory: Path, broker: Broker, **settings) -> AsyncIterator[Held]:
     if kind == "local":
-        local = LocalHold(broker.on_wake, broker.max_offset, SYSTEM_CLOCK, **settings)
-        local.start()
-        yield local
-        await local.close()
+        async with link(None, broker, **settings) as made:
+            yield made
         return
     path = str(directory / "hold.sock")
-    async with service(path), link(path, broker, **settings) as made:
+    few = 1_000 if kind == "few" else 0
+    async with service(path), link(path, broker, few, **settings) as made:
         await expect_soon(lambda: made.alive)
         yield made
 
@@ -201,7 +227,7 @@ def test_a_forgotten_pull_is_woken_by_nothing(kind: str, tmp_path: Path) -> None
 def test_beyond_the_limit_parking_is_refused_with_busy(kind: str, tmp_path: Path) -> None:
     async def scenario() -> None:
         broker = Broker()
-        async with hold(kind, tmp_path, broker, parked_max=2) as held:
+        async with hold(kind, tmp_path, broker, parked_pulls_max=2) as held:
             held.park(1, "orders", 0, 0, soon(), None)
             held.park(2, "orders", 0, 0, soon(), None)
             with pytest.raises(TooManyRequests):
@@ -237,7 +263,7 @@ def test_the_periodic_scan_finds_a_pull_whose_arrival_was_never_told(
 
     async def scenario() -> None:
         broker = Broker()
-        async with hold(kind, tmp_path, broker, scan_ms=100) as held:
+        async with hold(kind, tmp_path, broker, hold_check_ms=100) as held:
             held.park(1, "orders", 0, 0, soon(), frozenset({PAID}))
             held.park(2, "orders", 1, 0, soon(), None)
             await asyncio.sleep(0.02)
@@ -282,22 +308,19 @@ def test_while_the_service_is_dead_arrivals_wake_from_the_brokers_own_knowledge(
             held.arrived("orders", 0, 6, [PAID])
             assert broker.woken == []
             await expect_soon(lambda: broker.woken == [1])
-            assert held.parked == 1
+            assert len(held.pulls) == 1
 
     run(scenario())
 
 
-def test_a_dead_service_leaves_deadlines_to_whoever_asks_for_what_is_overdue(
-    tmp_path: Path,
-) -> None:
+def test_a_dead_service_leaves_deadlines_to_the_broker(tmp_path: Path) -> None:
     async def scenario() -> None:
         broker = Broker()
         async with link(str(tmp_path / "nobody.sock"), broker) as held:
-            held.park(1, "orders", 0, 5, soon(-2_000), None)
+            held.park(1, "orders", 0, 5, soon(30), None)
             held.park(2, "orders", 1, 5, soon(), None)
-            assert held.overdue(10_000) == []
-            assert held.overdue(1_000) == [1] and held.overdue(1_000) == []
-            assert held.parked == 1 and broker.woken == []
+            await expect_soon(lambda: broker.woken == [1])
+            assert len(held.pulls) == 1 and held.pulls.late == 1
 
     run(scenario())
 

@@ -5,8 +5,8 @@ Decides: how much such work may wait (a limit, then ``BrokerBusy``) and that res
 the loop. Does not decide what is slow: handlers do. Handlers see the small ``Offload`` protocol, so
 that tests run the same code at once, without threads.
 
-Invariant: ``done`` and ``post`` run in the loop; an exception out of them is fatal (reported to
-``on_fatal``), never lost.
+Invariant: ``done``, and what ``post`` and ``soon`` are given, run in the loop; an exception out of
+them is fatal (reported to ``on_fatal``), never lost.
 """
 
 from __future__ import annotations
@@ -46,6 +46,10 @@ class Offload(Protocol):
 
     def post(self, call: Callable[[], None]) -> None:
         """Run ``call`` in the loop soon; callable from any thread."""
+        ...
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """The same from within the loop, where it costs no system call."""
         ...
 
     def waiting(self) -> Waiting:
@@ -92,6 +96,10 @@ class ThreadOffload:
         except RuntimeError:
             if not self._loop.is_closed():  # asked first, it could be closed a moment later
                 raise
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """See ``Offload.soon``."""
+        self._loop.call_soon(self._guarded, call)
 
     def waiting(self) -> Waiting:
         """See ``Offload.waiting``."""

@@ -43,8 +43,6 @@ from rmq_ray.server.broker.registration import BrokerRegistration, NameServers
 from rmq_ray.server.broker.role_transition import BrokerRoleTransition, close_core
 from rmq_ray.server.core.broker_core import TICK_MS, BrokerCore, answer_wait_ms
 from rmq_ray.server.core.drain import wind_down
-from rmq_ray.server.pull.hold_link import HoldLink
-from rmq_ray.server.pull.parked_pulls import Hold, LocalHold, MaxOffset, OnWake
 from rmq_ray.server.replication.leadership import NO_ID, Leadership
 from rmq_ray.server.security.access_copy import AccessCopy
 from rmq_ray.server.security.access_guard import AccessGuard, asked_as
@@ -433,7 +431,6 @@ class Broker:
             self._host,
             self._clock,
             offload,
-            self._make_hold,
             self._files,
             self._reads,
             self._leadership,
@@ -442,7 +439,7 @@ class Broker:
             self._guard,
             self.access if self._guard is not None else None,
         )
-        core.pulls.parked.hold.start()
+        core.pulls.parked.start()
         if self._registration is not None:
             core.tables.on_topics = self._registration.changed
         self.handle = core.handle
@@ -513,26 +510,6 @@ class Broker:
     def _look_up_master(self) -> None:
         if self._registration is not None:
             self._registration.changed()
-
-    def _make_hold(self, on_wake: OnWake, max_offset: MaxOffset) -> Hold:
-        config = self._config
-        if config.hold_link is None:
-            return LocalHold(
-                on_wake,
-                max_offset,
-                self._clock,
-                scan_ms=config.hold_check_ms,
-                parked_max=config.parked_pulls_max,
-            )
-        return HoldLink(
-            config.hold_link,
-            on_wake,
-            max_offset,
-            self._clock,
-            broker_name=config.broker_name,
-            scan_ms=config.hold_check_ms,
-            parked_max=config.parked_pulls_max,
-        )
 
     async def _tick(self) -> None:
         while True:

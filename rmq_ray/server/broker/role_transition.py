@@ -127,7 +127,7 @@ async def close_core(core: BrokerCore, offload: ThreadOffload) -> None:
     error when the log could not be flushed.
     """
     core.pulls.parked.wake_all()
-    await core.pulls.parked.hold.close()
+    await core.pulls.parked.close()
     await offload.run(core.close())
 
 

@@ -38,7 +38,6 @@ from rmq_ray.server.core.upkeep import CLEAN_MS, FIRST_CLEAN_MS, Upkeep
 from rmq_ray.server.delay.delay_service import DelayService
 from rmq_ray.server.delay.timer_service import HOUR_MS, TimerService
 from rmq_ray.server.groups.membership import GroupMembership
-from rmq_ray.server.pull.parked_pulls import MakeHold
 from rmq_ray.server.replication.leadership import Leadership
 from rmq_ray.server.replication.leadership_gate import ConfirmedGate, LeadershipGate
 from rmq_ray.server.replication.replication import Replication
@@ -66,8 +65,7 @@ FIRST_PERSIST_MS = FILTER_PERSIST_MS = 10_000
 
 
 class BrokerCore:
-    """``store_host``: address and port that records carry. ``make_hold``: where pulls are
-    held.
+    """``store_host``: address and port that records carry.
 
     ``offload``: threads for what the broker itself needs (recovery, tables, deletion of files).
     ``reads``: threads for what clients ask, so that many scans hold up neither tables nor recovery;
@@ -82,7 +80,6 @@ class BrokerCore:
         store_host: tuple[str, int],
         clock: Clock,
         offload: Offload,
-        make_hold: MakeHold,
         files: FileSystem | None = None,
         reads: Offload | None = None,
         leadership: Leadership | None = None,
@@ -136,7 +133,7 @@ class BrokerCore:
             if leadership is not None
             else None
         )
-        self._make_handlers(make_hold, reads, access)
+        self._make_handlers(reads, access)
         self._set_timers()
         self.settings.follow(
             self.tables.configure,
@@ -207,9 +204,7 @@ class BrokerCore:
             self.identity, self.delays.counting, self.timed.counting, self.transactions.counting
         )
 
-    def _make_handlers(
-        self, make_hold: MakeHold, reads: Offload, access: AccessCopy | None
-    ) -> None:
+    def _make_handlers(self, reads: Offload, access: AccessCopy | None) -> None:
         """What serves requests, and what tells of it; dispatch begins to hand requests on."""
         handlers = make_handlers(
             HandlerParts(
@@ -239,8 +234,7 @@ class BrokerCore:
                 self.upkeep,
                 self.status,
                 access,
-            ),
-            make_hold,
+            )
         )
         self.pulls, self.pops = handlers.pulls, handlers.pops
         self.metrics = BrokerMetrics(
@@ -368,7 +362,7 @@ class BrokerCore:
             "consumer_groups": self.members.consumers.groups(),
             "parked_pulls": len(self.pulls.parked),
             "late_pulls": self.pulls.parked.late,
-            "hold_alive": self.pulls.parked.hold.alive,
+            "hold_alive": self.pulls.parked.alive,
             "waiting_acks": len(self.acks),
             "in_flight_bytes": self.acks.in_flight_bytes,
             "flush_timeouts": self.acks.timeouts,

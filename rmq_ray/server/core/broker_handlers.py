@@ -39,7 +39,6 @@ from rmq_ray.server.groups.lock_handlers import LockHandlers
 from rmq_ray.server.groups.membership import GroupMembership
 from rmq_ray.server.groups.offset_handlers import OffsetHandlers
 from rmq_ray.server.pop.pop_service import PopService
-from rmq_ray.server.pull.parked_pulls import MakeHold
 from rmq_ray.server.pull.pull_handlers import PullHandlers, PullTables
 from rmq_ray.server.replication.replication import Replication
 from rmq_ray.server.security.access_copy import AccessCopy
@@ -106,7 +105,7 @@ class Handlers:
     locks: LockHandlers
 
 
-def make_handlers(parts: HandlerParts, make_hold: MakeHold) -> Handlers:
+def make_handlers(parts: HandlerParts) -> Handlers:
     """All handlers of a broker."""
     tables, dispatch, config = parts.tables, parts.dispatch, parts.config
     path = SendPath(
@@ -134,7 +133,7 @@ def make_handlers(parts: HandlerParts, make_hold: MakeHold) -> Handlers:
         parts.counters,
         parts.clock,
         config,
-        make_hold,
+        parts.offload,
         dispatch.answer,
         dispatch.answer_from,
         tables.settings.limiter,

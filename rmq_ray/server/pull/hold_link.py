@@ -1,39 +1,34 @@
-"""The broker's end of the hold: parked pulls and arrivals go to the hold service, wakes come back.
+"""The broker's end of the hold service: parked pulls and arrivals go there, wakes come back.
 
-Decides: what is sent when, when the service counts as dead, and which pull an arrival wakes where
-few are parked. Does not decide: whom an arrival wakes (``protocol.hold_table``, here and in the
-service alike), what a woken pull answers. Never blocks, never waits.
+Decides: what is sent when, and when the service counts as dead. Does not decide who wakes a pull
+(``parked_pulls``), which pulls an arrival wakes (``protocol.hold_table``, here and in the service
+alike). Never blocks, never waits.
 
-    park ─────> table (to park anew after a reconnect) ──once per turn of the loop──> service
-    arrived ──> up to ``wake_here_max`` pulls are parked on the queue: woken from here ──> service
-           └──> more: ──at once, behind the parks before it──> service
-    on_wake <── at once ── service: fan-out, deadlines, the safety net
+    park ─────> once per turn of the loop ─────────────> service
+    arrived ──> at once, behind the parks before it ───> service
+    on_woken <── at once ── service: fan-out, deadlines, the safety net
 
 Invariants:
 - No lost wake-up: events leave in their order, so an arrival never overtakes the park before it;
-  ``park`` carries the queue's greatest offset of that moment; after a reconnect every pull still
-  here is parked anew with the offset of then.
+  ``park`` carries the queue's greatest offset of that moment; after a reconnect every pull of the
+  broker's table is parked anew with the offset of then.
 - The safety net: every ``scan_ms`` the greatest offsets of all parked queues are sent (RocketMQ's
   checkHoldRequest).
 - A service that is dead or stopped costs little: pings go unanswered, ``alive`` turns False within
-  3 s, unsent bytes are bounded. Then arrivals wake all pulls of their queue from here; deadlines
-  that nobody fires are found by ``overdue``.
-- ``on_wake`` is never called from within ``park``, ``forget`` or ``arrived``; a woken token is no
-  longer known here.
+  3 s, unsent bytes are bounded.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import TypeVar, cast
 
 from rmq_ray.clock import Clock
 from rmq_ray.errors import MalformedFrame
 from rmq_ray.protocol.hold_table import HoldTable, Queue
 from rmq_ray.server.pull import hold_wire as wire
-from rmq_ray.server.pull.parked_pulls import MaxOffset, OnWake
 
 log = logging.getLogger("rmq_ray.hold")
 
@@ -41,35 +36,35 @@ PING_MS = 1_000
 SILENCE_MAX_MS = 3_000  # three pings without an answer: the service hangs
 CONNECT_TIMEOUT_S = 2.0
 RECONNECT_MIN_S, RECONNECT_MAX_S = 0.02, 0.5
-T = TypeVar("T")
 EVENTS_A_SLICE = 500  # of a scan or of parking anew; the loop serves others between slices
+
+MaxOffset = Callable[[str, int], int]
+"""Greatest visible offset + 1 of (topic, queue id), 0 for an unknown queue; quick, without disk."""
+T = TypeVar("T")
 
 
 class HoldLink:
-    """The hold in a process of its own: one connection to the service at ``path``, made again
-    whenever it breaks.
+    """One connection to the service at ``path``, made again whenever it breaks. ``table``: the
+    broker's parked pulls, only read here. ``on_woken(tokens)``: the service wakes them.
     """
 
     def __init__(
         self,
         path: str,
-        on_wake: OnWake,
+        broker_name: str,
+        table: HoldTable,
         max_offset: MaxOffset,
+        on_woken: Callable[[Iterable[int]], None],
         clock: Clock,
-        *,
-        broker_name: str = "broker",
-        scan_ms: int = 5_000,
-        parked_max: int = 100_000,
-        wake_here_max: int = 64,
+        scan_ms: int,
     ) -> None:
         self._path = path
-        self._on_wake = on_wake
-        self._max_offset = max_offset
-        self._clock = clock
         self._broker_name = broker_name
+        self._table = table
+        self._max_offset = max_offset
+        self.on_woken = on_woken
+        self._clock = clock
         self._scan_ms = scan_ms
-        self._wake_here_max = wake_here_max
-        self._table = HoldTable(parked_max)
         self._out: list[wire.Event] = []
         self._flush_due = False
         self._connection: _Connection | None = None
@@ -85,99 +80,39 @@ class HoldLink:
             and connection.silence_ms(self._clock.monotonic_ms()) < SILENCE_MAX_MS
         )
 
-    @property
-    def parked(self) -> int:
-        """Pulls parked now."""
-        return len(self._table)
-
     def start(self) -> None:
         """Begin to connect, on the running event loop."""
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run(), name="hold link")
 
     async def close(self) -> None:
-        """Close the connection; parked pulls are forgotten."""
+        """Close the connection."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        self._table = HoldTable(0)
 
-    def park(
-        self,
-        token: int,
-        topic: str,
-        queue_id: int,
-        from_offset: int,
-        deadline_ms: float,
-        codes: frozenset[int] | None,
-    ) -> None:
-        """See ``Hold.park``."""
-        now_ms, max_offset = self._clock.monotonic_ms(), int(self._max_offset(topic, queue_id))
-        deadline_ms += now_ms - self._clock.now_ms()  # a clock that is set keeps no pull asleep
-        self._wake_soon(
-            self._table.park(
-                token, (topic, queue_id), int(from_offset), deadline_ms, codes, max_offset
-            )
-        )
-        if self._connection is not None and self._tell_park(token, max_offset):
+    def park(self, token: int, max_offset: int) -> None:
+        """The table has this pull since now; ``max_offset``: its queue's greatest offset."""
+        if self._connection is not None:
+            self._tell_park(token, max_offset)
             self._flush_soon()
 
-    def forget(self, token: int) -> None:
-        """See ``Hold.forget``."""
-        if self._table.forget(token):
-            self._tell_forgotten((token,))
+    def forget(self, tokens: Sequence[int]) -> None:
+        """The table has them no more."""
+        if tokens and self._connection is not None:
+            self._out += [(wire.FORGET, token) for token in tokens]
+            self._flush_soon()
 
-    def overdue(self, late_ms: float) -> list[int]:
-        """See ``Hold.overdue``."""
-        tokens = self._table.expired(self._clock.monotonic_ms() - late_ms)
-        self._tell_forgotten(tokens)
-        return tokens
-
-    def arrived(
-        self, topic: str, queue_id: int, max_offset: int, codes: Sequence[int] | None
-    ) -> None:
-        """See ``Hold.arrived``. Costs one look-up for a queue without parked pulls.
-
-        A few pulls are woken from here: the way to the service and back would be most of what a
-        lone message takes.
-        """
-        queue, table = (topic, queue_id), self._table
-        parked = table.parked_on(queue)
-        if not parked:
-            return
-        if not self.alive:
-            self._wake_soon(table.arrived(queue, max_offset, None))
-            return
-        distinct = None if codes is None else {int(code) for code in codes}
-        if parked <= self._wake_here_max:
-            self._wake_soon(table.arrived(queue, max_offset, distinct))
-            return
+    def arrived(self, queue: Queue, max_offset: int, codes: Set[int] | None) -> None:
+        """The service wakes whom it concerns; ``codes`` None = unknown tags."""
         wanted = None
-        if distinct is not None and not table.has_filters(queue):
+        if codes is not None and not self._table.has_filters(queue):
             wanted = []  # nobody filters here: codes would not be read
-        elif distinct is not None and len(distinct) <= wire.CODES_MAX:
-            wanted = list(distinct)
-        self._out.append((wire.ARRIVED, topic, queue_id, int(max_offset), wanted))
+        elif codes is not None and len(codes) <= wire.CODES_MAX:
+            wanted = list(codes)
+        self._out.append((wire.ARRIVED, *queue, max_offset, wanted))
         self._flush()
-
-    def _wake_soon(self, tokens: list[int]) -> None:
-        """Wake in a later turn of the loop; the answers leave before the service hears of it."""
-        if tokens:
-            asyncio.get_running_loop().call_soon(self._wake_here, tokens)
-
-    def _wake_here(self, tokens: list[int]) -> None:
-        for token in tokens:
-            self._wake(token)
-        self._tell_forgotten(tokens)
-
-    def _wake(self, token: int) -> None:
-        try:
-            self._on_wake(token)
-        except Exception as error:  # noqa: BLE001
-            asyncio.get_running_loop().call_exception_handler(
-                {"message": f"running held pull {token} again failed", "exception": error}
-            )
 
     # --- the connection's side ---
 
@@ -255,31 +190,17 @@ class HoldLink:
         self._out.append((wire.PING, 0))
         self._flush()
 
-    def woken(self, tokens: Iterable[int]) -> None:
-        """The service says so; tokens that were forgotten meanwhile are passed over."""
-        for token in tokens:
-            if self._table.forget(token):
-                self._wake(token)
-
-    def _tell_park(self, token: int, max_offset: int | None = None) -> bool:
-        """The event for the service; False for a pull that is not parked any more."""
+    def _tell_park(self, token: int, max_offset: int | None = None) -> None:
         pull = self._table.find(token)
-        if pull is None:
-            return False
-        topic, queue_id = pull.queue
+        if pull is None:  # woken meanwhile
+            return
         if max_offset is None:
-            max_offset = int(self._max_offset(topic, queue_id))
+            max_offset = int(self._max_offset(*pull.queue))
         wait_ms = max(0.0, pull.deadline_ms - self._clock.monotonic_ms())
         codes = None if pull.codes is None else list(pull.codes)
         self._out.append(
-            (wire.PARK, token, topic, queue_id, pull.from_offset, wait_ms, max_offset, codes)
+            (wire.PARK, token, *pull.queue, pull.from_offset, wait_ms, max_offset, codes)
         )
-        return True
-
-    def _tell_forgotten(self, tokens: Sequence[int]) -> None:
-        if tokens and self._connection is not None:
-            self._out += [(wire.FORGET, token) for token in tokens]
-            self._flush_soon()
 
     def _flush_soon(self) -> None:
         if not self._flush_due:
@@ -314,7 +235,7 @@ class _Connection(asyncio.Protocol):
         try:
             for event in self._reader.feed(data):
                 if event[0] == wire.WAKE:
-                    self._link.woken(event[1])
+                    self._link.on_woken(event[1])
                 elif event[0] == wire.WELCOME:
                     self.welcomed = True
         except MalformedFrame as error:

@@ -1,135 +1,108 @@
 """Where a pull is parked that found nothing: the broker's half of long polling (protocol-behaviour
 11; design contract 3).
 
-    pull ──park──> ParkedPulls   token -> connection and request
-                       └──────> Hold: LocalHold | HoldLink ──> HoldTable   token -> queue, offset,
-    answer <──rerun── wake <─────────────────────────────────┘             deadline, tag codes
+    pull ──park──> HoldTable   token -> queue, offset, deadline, tag codes
+                       │  └──> HoldLink ──> the hold service, where the broker has one
+    answer <──rerun── an arrival, a deadline or the scan wakes it: from here or from there
 
-Decides: who may be parked (limits), and that every parked pull is answered: when the hold wakes it,
-or by the broker itself one second after its deadline when the hold is dead or hangs. Does not
-decide which pull an arrival wakes (``protocol.hold_table``).
+Decides: who may be parked (limits), who wakes a pull, and that every parked pull is answered. The
+hold service wakes while it answers: at deadlines, by its scan, and where an arrival finds more than
+``WAKE_HERE_MAX`` pulls on its queue. Everything else is woken from here, and all of it where there
+is no service, or one that is dead or hangs. Does not decide which pull an arrival wakes
+(``protocol.hold_table``), how the service is spoken to (``hold_link``).
 
-Invariants: a parked pull is one small entry here and one in the hold's table; both go when it is
-answered or its connection closes; it is answered at most once.
+Invariants: a parked pull is answered at most once, and goes from here then; that of a closed
+connection goes without an answer. ``rerun`` is never called from within ``park`` or ``arrived``,
+but in a later turn of the loop.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, TypeVar
 
-from rmq_ray.clock import Clock, seconds_to
+from rmq_ray.clock import Clock
+from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import TooManyRequests
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.hold_table import HoldTable
+from rmq_ray.server.base.offload import Offload
+from rmq_ray.server.pull.hold_link import HoldLink, MaxOffset
 
-GRACE_MS = 1_000  # the broker answers this much after the deadline on its own
+log = logging.getLogger("rmq_ray.hold")
+
+GRACE_MS = 1_000
+"""A service that answers has this long to fire a deadline before the broker does."""
+WAKE_HERE_MAX = 64
+"""Pulls parked on a queue of which an arrival is not told to the service (decision 10)."""
 PARKED_PER_PEER_MAX = 4_096
 TOKENS = "parked"
-
-
-OnWake = Callable[[int], None]
-"""A parked pull must run again (once, without parking): token. On the loop; the token is no longer
-known to the hold.
-"""
-MaxOffset = Callable[[str, int], int]
-"""Greatest visible offset + 1 of (topic, queue id), 0 for an unknown queue; quick, without disk."""
 
 R = TypeVar("R")
 
 
-class Hold(Protocol):
-    """Where a broker keeps its parked pulls: ``HoldLink`` (with a process of its own, for
-    fan-out and deadlines) or ``LocalHold`` (on the broker's loop).
-
-    ``on_wake`` is never called from within these methods, always in a later turn of the loop.
-    """
-
-    @property
-    def alive(self) -> bool:
-        """False while nobody fires deadlines."""
-        ...
-
-    @property
-    def parked(self) -> int:
-        """Pulls parked now."""
-        ...
-
-    def start(self) -> None:
-        """Begin, on the running event loop."""
-        ...
-
-    async def close(self) -> None:
-        """End; parked pulls are forgotten."""
-        ...
-
-    def park(
-        self,
-        token: int,
-        topic: str,
-        queue_id: int,
-        from_offset: int,
-        deadline_ms: float,
-        codes: frozenset[int] | None,
-    ) -> None:
-        """Hold a pull that found nothing; one that is behind already is woken soon.
-
-        ``deadline_ms`` is on ``Clock.now_ms``'s scale; ``codes`` None = every tag.
-        ``TooManyRequests`` at the limit.
-        """
-        ...
-
-    def forget(self, token: int) -> None:
-        """The pull was answered or its connection closed; unknown tokens do nothing."""
-        ...
-
-    def overdue(self, late_ms: float) -> list[int]:
-        """Pulls whose deadline was ``late_ms`` ago and that nobody woke; they are not parked any
-        more.
-        """
-        ...
-
-    def arrived(
-        self, topic: str, queue_id: int, max_offset: int, codes: Sequence[int] | None
-    ) -> None:
-        """Messages below ``max_offset`` became visible; ``codes``: tag codes of all of them, None =
-        unknown.
-        """
-        ...
-
-
-@dataclass(slots=True)
-class _Parked(Generic[R]):
-    peer: Peer
-    request: R
-
-
-MakeHold = Callable[[OnWake, MaxOffset], Hold]
-
-
 class ParkedPulls(Generic[R]):
     """All parked pulls of one broker. ``rerun(request, peer)`` answers one for good (second pass,
-    never parked again).
-
-    ``make_hold(on_wake, max_offset)`` builds the hold, not yet started.
+    never parked again). ``tick`` must be called some times a second.
     """
 
     def __init__(
         self,
         rerun: Callable[[R, Peer], None],
-        make_hold: MakeHold,
         max_offset: MaxOffset,
-        parked_max: int,
+        clock: Clock,
+        offload: Offload,
+        config: BrokerConfig,
+        wake_here_max: int = WAKE_HERE_MAX,
     ) -> None:
         self._rerun = rerun
-        self._parked_max = parked_max
-        self._parked: dict[int, _Parked[R]] = {}
+        self._max_offset = max_offset
+        self._clock = clock
+        self._soon = offload.soon
+        self._wake_here_max = wake_here_max
+        self._scan_ms = config.hold_check_ms
+        self._scanned_ms = clock.monotonic_ms()
+        self._table = HoldTable(config.parked_pulls_max)
+        self._parked: dict[int, tuple[R, Peer]] = {}
         self._next_token = 0
-        self.hold = make_hold(self.wake, max_offset)
+        self._link = (
+            None
+            if config.hold_link is None
+            else HoldLink(
+                config.hold_link,
+                config.broker_name,
+                self._table,
+                max_offset,
+                self._woken,
+                clock,
+                self._scan_ms,
+            )
+        )
         self.late = 0
-        """Pulls that the hold did not answer in time."""
+        """Pulls whose deadline passed without a wake from their hold service."""
+
+    def start(self) -> None:
+        """Begin to speak to the hold service, on the running event loop."""
+        if self._link is not None:
+            self._link.start()
+
+    async def close(self) -> None:
+        """Speak to it no more."""
+        if self._link is not None:
+            await self._link.close()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the hold service answers; True where there is none."""
+        return self._link is None or self._link.alive
+
+    @property
+    def _served(self) -> bool:
+        return self._link is not None and self._link.alive
+
+    def __len__(self) -> int:
+        return len(self._parked)
 
     def park(
         self,
@@ -137,186 +110,111 @@ class ParkedPulls(Generic[R]):
         peer: Peer,
         queue: tuple[str, int],
         from_offset: int,
-        deadline_ms: int,
+        deadline_ms: float,
         codes: frozenset[int] | None,
     ) -> None:
-        """Hold ``request`` until ``deadline_ms`` (wall clock). Raises ``TooManyRequests`` at a
-        limit.
+        """Hold ``request`` until ``deadline_ms`` (wall clock); one that is behind already is woken
+        soon. ``codes`` None = every tag. Raises ``TooManyRequests`` at a limit.
         """
         tokens: set[int] = peer.attributes.setdefault(TOKENS, set())
-        if len(self._parked) >= self._parked_max or len(tokens) >= PARKED_PER_PEER_MAX:
+        if len(tokens) >= PARKED_PER_PEER_MAX:
             raise TooManyRequests(
-                f"{len(self._parked)} pulls are parked ({len(tokens)} of this connection); "
-                f"pull again later"
+                f"{len(tokens)} pulls of this connection are parked; pull again later"
             )
-        self._next_token += 1
-        token = self._next_token
-        self._parked[token] = _Parked(peer, request)
+        # A wall clock that is set must not keep a pull asleep.
+        deadline_ms += self._clock.monotonic_ms() - self._clock.now_ms()
+        token = self._next_token + 1
+        max_offset = int(self._max_offset(*queue))
+        behind = self._table.park(token, queue, int(from_offset), deadline_ms, codes, max_offset)
+        self._next_token = token
+        self._parked[token] = (request, peer)
         tokens.add(token)
-        try:
-            self.hold.park(token, queue[0], queue[1], from_offset, deadline_ms, codes)
-        except TooManyRequests:
-            self._take(token)
-            raise
+        if behind:
+            self._wake_soon(behind)
+        elif self._link is not None:
+            self._link.park(token, max_offset)
 
     def arrived(
         self, topic: str, queue_id: int, max_offset: int, codes: Sequence[int] | None
     ) -> None:
-        """Messages were added to a queue; costs little where nobody waits."""
-        if self._parked:
-            self.hold.arrived(topic, queue_id, max_offset, codes)
+        """Messages below ``max_offset`` became visible; ``codes``: tag codes of all of them, None =
+        unknown. Costs one look-up where nobody waits.
 
-    def wake(self, token: int) -> None:
-        """Answer one parked pull now; unknown tokens (answered meanwhile) do nothing."""
-        parked = self._take(token)
-        if parked is not None:
-            self._rerun(parked.request, parked.peer)
+        A few pulls are woken from here: the way to the service and back would be most of what a
+        lone message takes.
+        """
+        queue = (topic, queue_id)
+        parked = self._table.parked_on(queue)
+        if not parked:
+            return
+        distinct = None if codes is None else {int(code) for code in codes}
+        if self._link is None or (parked <= self._wake_here_max and self._link.alive):
+            self._wake_soon(self._table.arrived(queue, max_offset, distinct))
+        elif self._link.alive:
+            self._link.arrived(queue, int(max_offset), distinct)
+        else:  # what was told to a service that died may be lost: wake whatever is behind
+            self._wake_soon(self._table.arrived(queue, max_offset, None))
 
     def tick(self) -> None:
-        """Answer what the hold should have answered."""
-        for token in self.hold.overdue(GRACE_MS):
-            self.late += 1
-            self.wake(token)
+        """Time has passed: deadlines, and the scan that finds what no arrival was told of."""
+        now_ms = self._clock.monotonic_ms()
+        tokens = self._table.expired(now_ms - GRACE_MS if self._served else now_ms)
+        if tokens:
+            self.late += len(tokens) if self._link is not None else 0
+            self._wake(tokens)
+        if now_ms - self._scanned_ms >= self._scan_ms:
+            self._scanned_ms = now_ms
+            if not self._served:
+                table = self._table
+                self._wake_soon(
+                    table.scan([(queue, self._max_offset(*queue)) for queue in table.queues()])
+                )
 
     def closed(self, peer: Peer) -> None:
         """The connection is gone: its pulls are dropped."""
-        for token in list(peer.attributes.get(TOKENS, ())):
+        tokens = list(peer.attributes.get(TOKENS, ()))
+        for token in tokens:
             self._take(token)
-            self.hold.forget(token)
+            self._table.forget(token)
+        self._tell_forgotten(tokens)
 
     def wake_all(self) -> None:
         """Answer everything now (the broker stops)."""
         for token in list(self._parked):
-            self.hold.forget(token)
-            self.wake(token)
+            self._table.forget(token)
+            self._answer(token)
 
-    def __len__(self) -> int:
-        return len(self._parked)
+    def _woken(self, tokens: Iterable[int]) -> None:
+        """The service says so; what was woken or forgotten meanwhile is passed over."""
+        for token in tokens:
+            if self._table.forget(token):
+                self._answer(token)
 
-    def _take(self, token: int) -> _Parked[R] | None:
-        parked = self._parked.pop(token, None)
-        if parked is not None:
-            parked.peer.attributes[TOKENS].discard(token)
-        return parked
-
-
-class LocalHold:
-    """The hold inside the broker: the table on the broker's own loop, for brokers that run without
-    a hold service. See ``Hold``.
-    """
-
-    def __init__(
-        self,
-        on_wake: OnWake,
-        max_offset: MaxOffset,
-        clock: Clock,
-        *,
-        scan_ms: int = 5_000,
-        parked_max: int = 100_000,
-    ) -> None:
-        self._on_wake = on_wake
-        self._max_offset = max_offset
-        self._clock = clock
-        self._scan_ms = scan_ms
-        self._table = HoldTable(parked_max)
-        self._timer: asyncio.TimerHandle | None = None
-        self._scan_timer: asyncio.TimerHandle | None = None
-        self._timer_ms = 0.0
-
-    @property
-    def alive(self) -> bool:
-        """It lives as long as the broker."""
-        return True
-
-    @property
-    def parked(self) -> int:
-        """Pulls parked now."""
-        return len(self._table)
-
-    def start(self) -> None:
-        """See ``Hold.start``."""
-        if self._scan_timer is None:
-            self._scan_timer = asyncio.get_running_loop().call_later(
-                self._scan_ms / 1000, self._scan
-            )
-
-    async def close(self) -> None:
-        """See ``Hold.close``."""
-        for timer in (self._timer, self._scan_timer):
-            if timer is not None:
-                timer.cancel()
-        self._timer = self._scan_timer = None
-        self._table = HoldTable(0)
-
-    def park(
-        self,
-        token: int,
-        topic: str,
-        queue_id: int,
-        from_offset: int,
-        deadline_ms: float,
-        codes: frozenset[int] | None,
-    ) -> None:
-        """See ``Hold.park``."""
-        # A wall clock that is set must not keep a pull asleep.
-        deadline_ms += self._clock.monotonic_ms() - self._clock.now_ms()
-        self._wake(
-            self._table.park(
-                token,
-                (topic, queue_id),
-                from_offset,
-                deadline_ms,
-                codes,
-                self._max_offset(topic, queue_id),
-            )
-        )
-        self._set_timer()
-
-    def forget(self, token: int) -> None:
-        """See ``Hold.forget``."""
-        self._table.forget(token)
-
-    def overdue(self, late_ms: float) -> list[int]:
-        """See ``Hold.overdue``."""
-        return self._table.expired(self._clock.monotonic_ms() - late_ms)
-
-    def arrived(
-        self, topic: str, queue_id: int, max_offset: int, codes: Sequence[int] | None
-    ) -> None:
-        """See ``Hold.arrived``."""
-        if self._table.parked_on((topic, queue_id)):
-            self._wake(
-                self._table.arrived(
-                    (topic, queue_id),
-                    max_offset,
-                    None if codes is None else {int(code) for code in codes},
-                )
-            )
+    def _wake_soon(self, tokens: Sequence[int]) -> None:
+        if tokens:
+            self._soon(lambda: self._wake(tokens))
 
     def _wake(self, tokens: Sequence[int]) -> None:
+        """The answers leave before the service hears of it."""
         for token in tokens:
-            asyncio.get_running_loop().call_soon(self._on_wake, token)
+            self._answer(token)
+        self._tell_forgotten(tokens)
 
-    def _set_timer(self) -> None:
-        deadline_ms = self._table.next_deadline_ms()
-        if deadline_ms is None:
+    def _answer(self, token: int) -> None:
+        parked = self._take(token)
+        if parked is None:  # its connection has closed
             return
-        if self._timer is not None:
-            if self._timer_ms <= deadline_ms:
-                return
-            self._timer.cancel()
-        self._timer_ms = deadline_ms
-        self._timer = asyncio.get_running_loop().call_later(
-            seconds_to(self._clock, deadline_ms), self._deadline
-        )
+        try:
+            self._rerun(*parked)
+        except Exception:
+            log.exception("running held pull %d again failed", token)
 
-    def _deadline(self) -> None:
-        self._timer = None
-        self._wake(self._table.expired(self._clock.monotonic_ms()))
-        self._set_timer()
+    def _take(self, token: int) -> tuple[R, Peer] | None:
+        parked = self._parked.pop(token, None)
+        if parked is not None:
+            parked[1].attributes[TOKENS].discard(token)
+        return parked
 
-    def _scan(self) -> None:
-        self._scan_timer = asyncio.get_running_loop().call_later(self._scan_ms / 1000, self._scan)
-        self._wake(
-            self._table.scan([(queue, self._max_offset(*queue)) for queue in self._table.queues()])
-        )
+    def _tell_forgotten(self, tokens: Sequence[int]) -> None:
+        if self._link is not None:
+            self._link.forget(tokens)

@@ -40,11 +40,12 @@ from rmq_ray.remoting.wire.records import (
 )
 from rmq_ray.server.base.counters import Counters
 from rmq_ray.server.base.identity import Identity
+from rmq_ray.server.base.offload import Offload
 from rmq_ray.server.base.responses import Answer, AnswerFrom, Refused
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.groups.membership import GroupMembership, refusal_to_pull
 from rmq_ray.server.pull.delayed_pulls import DelayedPulls
-from rmq_ray.server.pull.parked_pulls import MakeHold, ParkedPulls
+from rmq_ray.server.pull.parked_pulls import ParkedPulls
 from rmq_ray.server.pull.pull_filters import EVERYTHING, PullFilters, Wanted
 from rmq_ray.server.pull.pull_results import (
     PULL_NOT_FOUND,
@@ -106,9 +107,7 @@ class _Pull:
 
 
 class PullHandlers:
-    """``make_hold`` builds the hold; ``answer`` and ``answer_from``: see
-    ``base.responses``.
-    """
+    """``answer`` and ``answer_from``: see ``base.responses``."""
 
     def __init__(  # noqa: PLR0913 - what a pull touches
         self,
@@ -118,7 +117,7 @@ class PullHandlers:
         counters: Counters,
         clock: Clock,
         config: BrokerConfig,
-        make_hold: MakeHold,
+        offload: Offload,
         answer: Answer,
         answer_from: AnswerFrom,
         limiter: RateLimiter,
@@ -136,7 +135,7 @@ class PullHandlers:
         self._answer_from = answer_from
         self.filters = PullFilters(tables.members, tables.filters, config.property_filter)
         self.parked: ParkedPulls[Any] = ParkedPulls(
-            self._wake, make_hold, self._max_offset, config.parked_pulls_max
+            self._wake, self._max_offset, clock, offload, config
         )
 
     def _max_offset(self, topic: str, queue_id: int) -> int:

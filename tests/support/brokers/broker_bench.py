@@ -41,7 +41,6 @@ from rmq_ray.remoting.wire.records import (
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.offload import Waiting
 from rmq_ray.server.core.broker_core import BrokerCore
-from tests.support.clients.inline_hold import InlineHold
 from tests.support.faults.fake_peer import FakePeer
 
 HOST = ("10.0.0.1", 10911)
@@ -51,11 +50,12 @@ WAITING_MAX = 256
 
 class ManualOffload:
     """Slow work runs within ``submit``; with ``held`` it waits for ``run``. ``post`` queues, from
-    any thread; ``drain`` runs what came.
+    any thread; ``drain`` runs what came. ``soon`` runs at once, or is kept in ``later``.
     """
 
     def __init__(self) -> None:
         self.held = False
+        self.later: list[Callable[[], None]] | None = None
         self._work: deque[tuple[Callable[[], Any], Callable[[Any], None]]] = deque()
         self._posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 
@@ -76,6 +76,12 @@ class ManualOffload:
 
     def post(self, call: Callable[[], None]) -> None:
         self._posted.put(call)
+
+    def soon(self, call: Callable[[], None]) -> None:
+        if self.later is None:
+            call()
+        else:
+            self.later.append(call)
 
     def waiting(self) -> Waiting:
         return Waiting(len(self._work), 0, WAITING_MAX)
@@ -122,7 +128,6 @@ class Bench:
             HOST,
             self.clock,
             self.offload,
-            lambda on_wake, _max_offset: InlineHold(on_wake, self.clock),
         )
         self.started: list[RmqError | None] = []
         self._sequence = 0
@@ -138,12 +143,6 @@ class Bench:
     def close(self) -> None:
         """A clean stop."""
         self.core.close()()
-
-    @property
-    def hold(self) -> InlineHold:
-        held = self.core.pulls.parked.hold
-        assert isinstance(held, InlineHold)
-        return held
 
     def command(
         self, code: int, fields: dict[str, str] | None = None, body: Any = b"", oneway: bool = False

@@ -252,7 +252,7 @@ async def drop(broker: Broker) -> None:
         if threads is not None:
             threads.close()
     if core is not None:
-        await core.pulls.parked.hold.close()
+        await core.pulls.parked.close()
         store = core.keeper.close()
         core.pops.close()
         core.lock_handlers.close()

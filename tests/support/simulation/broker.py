@@ -31,7 +31,6 @@ from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.core.broker_core import BrokerCore
 from rmq_ray.store.front.message_store import MessageStore
 from rmq_ray.store.queue.dispatcher import DispatchRules
-from tests.support.clients.inline_hold import InlineHold
 from tests.support.faults.crash_fs import CrashFileSystem
 from tests.support.faults.fake_peer import FakePeer
 from tests.support.simulation.ledger import Ledger
@@ -66,6 +65,9 @@ class InlineOffload:
 
     def post(self, call: Callable[[], None]) -> None:
         self._scheduler.after(0, call, self._process)
+
+    def soon(self, call: Callable[[], None]) -> None:
+        call()
 
 
 class SimDisk(CrashFileSystem):
@@ -196,7 +198,6 @@ class SimBroker:
             (self.address.host, self.address.port),
             clock,
             InlineOffload(self._scheduler, self.process),
-            lambda on_wake, _max_offset: InlineHold(on_wake),
             self._disk,
         )
         core.ledger = self._ledger
@@ -256,11 +257,9 @@ class SimBroker:
     def _tick(self, life: int) -> None:
         if life != self.life or self.core is None:
             return
-        store, hold = self.core.keeper.store, self.core.pulls.parked.hold
+        store = self.core.keeper.store
         if store is not None:
             store.flush_step()
-        if isinstance(hold, InlineHold):
-            hold.tick(self.core.clock.now_ms())
         self.core.tick()
         self._scheduler.after(TICK_MS, lambda: self._tick(life), self.process)
 

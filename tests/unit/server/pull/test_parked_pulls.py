@@ -1,174 +1,223 @@
-"""Parked pulls: every one is answered once, whatever the hold does."""
+"""Parked pulls: every one is answered once, whatever the hold service does."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Set
+from typing import Any
 
 import pytest
 
+from rmq_ray.clock import ManualClock
+from rmq_ray.config import BrokerConfig, StoreConfig
 from rmq_ray.errors import TooManyRequests
-from rmq_ray.server.pull.parked_pulls import OnWake, ParkedPulls
-from tests.support.clients.inline_hold import InlineHold
+from rmq_ray.server.pull.parked_pulls import ParkedPulls
+from tests.support.brokers.broker_bench import ManualOffload
 from tests.support.faults.fake_peer import FakePeer
 
 QUEUE = ("orders", 0)
 
 
-class SilentHold(InlineHold):
-    """A hold service that hangs; tests wake by hand."""
+class Link:
+    """The connection to a hold service that only listens."""
 
-    def __init__(self, on_wake: OnWake) -> None:
-        super().__init__(on_wake)
-        self.calls: list[tuple[object, ...]] = []
-        self.late: list[int] = []
+    def __init__(self, alive: bool = True) -> None:
+        self.alive = alive
+        self.told: list[tuple[object, ...]] = []
+
+    def park(self, token: int, max_offset: int) -> None:
+        self.told.append(("park", token, max_offset))
+
+    def forget(self, tokens: list[int]) -> None:
+        self.told.append(("forget", *tokens))
+
+    def arrived(self, queue: tuple[str, int], max_offset: int, codes: Set[int] | None) -> None:
+        self.told.append(("arrived", *queue, max_offset, codes))
+
+
+class Holding:
+    """``ParkedPulls`` with a clock that is set by hand; ``answered``: requests in their order."""
+
+    def __init__(self, link: Link | None = None, **settings: Any) -> None:
+        self.clock = ManualClock(1_700_000_000_000)
+        self.answered: list[str] = []
+        self.maxima: dict[tuple[str, int], int] = {}
+        self.pulls: ParkedPulls[str] = ParkedPulls(
+            lambda request, _peer: self.answered.append(request),
+            lambda topic, queue_id: self.maxima.get((topic, queue_id), 0),
+            self.clock,
+            ManualOffload(),
+            BrokerConfig(StoreConfig("unused")).but(**settings),
+        )
+        self.pulls._link = link  # type: ignore[assignment]
 
     def park(
         self,
-        token: int,
-        topic: str,
-        queue_id: int,
-        from_offset: int,
-        deadline_ms: float,
-        codes: frozenset[int] | None,
+        request: str,
+        peer: FakePeer | None = None,
+        queue: tuple[str, int] = QUEUE,
+        codes: frozenset[int] | None = None,
     ) -> None:
-        self.calls.append(("park", token, topic, queue_id, from_offset, deadline_ms, codes))
+        deadline_ms = self.clock.now_ms() + 10_000
+        self.pulls.park(request, peer or FakePeer(), queue, 5, deadline_ms, codes)
 
-    def forget(self, token: int) -> None:
-        self.calls.append(("forget", token))
-
-    def overdue(self, late_ms: float) -> list[int]:
-        tokens, self.late = self.late, []
-        self.calls.append(("overdue", late_ms))
-        return tokens
-
-    def arrived(
-        self, topic: str, queue_id: int, max_offset: int, codes: Sequence[int] | None
-    ) -> None:
-        self.calls.append(("arrived", topic, queue_id, max_offset, codes))
-
-
-def no_offset(_topic: str, _queue_id: int) -> int:
-    return 0
-
-
-def inline(on_wake: OnWake, _max_offset: object) -> InlineHold:
-    return InlineHold(on_wake)
-
-
-def pulls(parked_max: int = 100) -> tuple[ParkedPulls[str], list[str]]:
-    answered: list[str] = []
-    return ParkedPulls(
-        lambda request, peer: answered.append(request), inline, no_offset, parked_max
-    ), answered
-
-
-def silent_pulls() -> tuple[ParkedPulls[str], list[str], SilentHold]:
-    answered: list[str] = []
-    holds: list[SilentHold] = []
-
-    def make(on_wake: OnWake, _max_offset: object) -> SilentHold:
-        holds.append(SilentHold(on_wake))
-        return holds[0]
-
-    return (
-        ParkedPulls(lambda request, peer: answered.append(request), make, no_offset, 100),
-        answered,
-        holds[0],
-    )
+    def tick(self, passed_ms: int) -> list[str]:
+        """What is answered by then."""
+        self.clock.advance_ms(passed_ms)
+        self.pulls.tick()
+        return self.answered
 
 
 @pytest.mark.seed("S4-135", "S4-138", "S4-147")
 def test_an_arrival_wakes_the_pulls_of_its_queue_at_once() -> None:
-    parked, answered = pulls()
-    parked.park("a", FakePeer(), QUEUE, 5, 10_000, None)
-    parked.park("b", FakePeer(), ("orders", 1), 5, 10_000, None)
-    parked.arrived("orders", 0, 6, [0])
-    assert answered == ["a"] and len(parked) == 1
+    held = Holding()
+    held.park("a")
+    held.park("b", queue=("orders", 1))
+    held.pulls.arrived("orders", 0, 6, [0])
+    assert held.answered == ["a"] and len(held.pulls) == 1
 
 
 @pytest.mark.seed("S4-141", "S4-144")
 def test_a_message_with_another_tag_leaves_the_pull_parked() -> None:
-    parked, answered = pulls()
-    parked.park("a", FakePeer(), QUEUE, 5, 10_000, frozenset([7]))
-    parked.arrived("orders", 0, 6, [8])
-    assert answered == []
-    parked.arrived("orders", 0, 7, [7])
-    assert answered == ["a"]
+    held = Holding()
+    held.park("a", codes=frozenset([7]))
+    held.pulls.arrived("orders", 0, 6, [8])
+    assert held.answered == []
+    held.pulls.arrived("orders", 0, 7, [7])
+    assert held.answered == ["a"]
 
 
 @pytest.mark.seed("S4-131", "S4-143")
 def test_the_deadline_ends_the_wait() -> None:
-    parked, answered = pulls()
-    parked.park("a", FakePeer(), QUEUE, 5, 10_000, None)
-    hold = cast(InlineHold, parked.hold)
-    hold.tick(9_999)
-    assert answered == []
-    hold.tick(10_000)
-    assert answered == ["a"] and parked.late == 0
+    held = Holding()
+    held.park("a")
+    assert held.tick(9_999) == []
+    assert held.tick(1) == ["a"] and held.pulls.late == 0
 
 
-def test_a_hold_that_hangs_costs_one_second() -> None:
-    parked, answered, hold = silent_pulls()
-    parked.park("a", FakePeer(), QUEUE, 5, 10_000, frozenset([1]))
-    parked.tick()
-    assert answered == []
-    hold.late = [1]
-    parked.tick()
-    assert answered == ["a"] and parked.late == 1
-    asked = ("overdue", 1_000)
-    assert hold.calls == [("park", 1, "orders", 0, 5, 10_000, frozenset([1])), asked, asked]
-    parked.wake(1)
-    assert answered == ["a"], "a late wake does nothing"
+def test_a_hold_service_that_hangs_costs_a_deadline_one_second() -> None:
+    link = Link()
+    held = Holding(link)
+    held.park("a")
+    assert held.tick(10_999) == []
+    assert held.tick(1) == ["a"] and held.pulls.late == 1
+    held.pulls._woken([1])
+    assert held.answered == ["a"], "a late wake does nothing"
+    assert link.told == [("park", 1, 0), ("forget", 1)]
+
+
+def test_without_its_hold_service_the_broker_fires_deadlines_on_time() -> None:
+    held = Holding(Link(alive=False))
+    held.park("a")
+    assert held.tick(9_999) == []
+    assert held.tick(1) == ["a"] and held.pulls.late == 1
+
+
+@pytest.mark.seed("S4-139", "S4-140")
+def test_the_scan_finds_what_no_arrival_was_told_of() -> None:
+    held = Holding(hold_check_ms=5_000)
+    held.park("a", codes=frozenset([7]))
+    held.maxima[QUEUE] = 6
+    assert held.tick(4_999) == []
+    assert held.tick(1) == ["a"]
+
+
+def test_the_service_scans_while_it_answers() -> None:
+    held = Holding(Link(), hold_check_ms=5_000)
+    held.park("a")
+    held.maxima[QUEUE] = 6
+    assert held.tick(5_000) == []
+
+
+def test_few_pulls_are_woken_from_here_and_many_by_the_service() -> None:
+    link = Link()
+    held = Holding(link)
+    for n in range(65):
+        held.park(str(n))
+    held.park("alone", queue=("orders", 1))
+    link.told.clear()
+    held.pulls.arrived("orders", 1, 6, [7])
+    held.pulls.arrived("orders", 0, 6, [7])
+    assert held.answered == ["alone"]
+    assert link.told == [("forget", 66), ("arrived", "orders", 0, 6, {7})]
+
+
+def test_a_dead_service_lets_an_arrival_wake_all_whatever_their_tags() -> None:
+    held = Holding(Link(alive=False))
+    held.park("a", codes=frozenset([7]))
+    held.pulls.arrived("orders", 0, 6, [8])
+    assert held.answered == ["a"]
+
+
+def test_a_pull_that_is_behind_is_answered_and_told_to_nobody() -> None:
+    link = Link()
+    held = Holding(link)
+    held.maxima[QUEUE] = 6
+    held.park("a")
+    assert held.answered == ["a"] and ("park", 1, 6) not in link.told
 
 
 def test_arrivals_are_told_only_while_pulls_are_parked() -> None:
-    parked, _, hold = silent_pulls()
-    parked.arrived("orders", 0, 1, [0])
-    parked.park("a", FakePeer(), QUEUE, 5, 10_000, None)
-    parked.arrived("orders", 0, 2, [0])
-    parked.wake(1)
-    parked.arrived("orders", 0, 3, [0])
-    assert [call for call in hold.calls if call[0] == "arrived"] == [
-        ("arrived", "orders", 0, 2, [0])
-    ]
+    link = Link()
+    held = Holding(link)
+    held.pulls._wake_here_max = 0
+    held.pulls.arrived("orders", 0, 1, [0])
+    held.park("a")
+    held.pulls.arrived("orders", 0, 2, [0])
+    held.pulls._woken([1])
+    held.pulls.arrived("orders", 0, 3, [0])
+    assert link.told == [("park", 1, 0), ("arrived", "orders", 0, 2, {0})]
 
 
 def test_a_closed_connections_pulls_go() -> None:
-    parked, answered, hold = silent_pulls()
-    gone, stays = FakePeer(), FakePeer()
-    parked.park("a", gone, QUEUE, 5, 10_000, None)
-    parked.park("b", stays, QUEUE, 5, 10_000, None)
-    parked.closed(gone)
-    hold.late = [1, 2]
-    parked.tick()
-    assert answered == ["b"] and ("forget", 1) in hold.calls and len(parked) == 0
+    link = Link()
+    held = Holding(link)
+    gone = FakePeer()
+    held.park("a", gone)
+    held.park("b")
+    held.pulls.closed(gone)
+    assert ("forget", 1) in link.told
+    assert held.tick(11_000) == ["b"] and len(held.pulls) == 0
 
 
 def test_there_is_a_limit() -> None:
-    parked, _ = pulls(parked_max=2)
+    held = Holding(parked_pulls_max=2)
     peer = FakePeer()
     for name in "ab":
-        parked.park(name, peer, QUEUE, 5, 10_000, None)
+        held.park(name, peer)
     with pytest.raises(TooManyRequests):
-        parked.park("c", FakePeer(), QUEUE, 5, 10_000, None)
-    parked.closed(peer)
-    parked.park("c", FakePeer(), QUEUE, 5, 10_000, None)
-    assert len(parked) == 1
+        held.park("c")
+    held.pulls.closed(peer)
+    held.park("c")
+    assert len(held.pulls) == 1
+
+
+def test_a_pull_that_cannot_run_again_keeps_no_other_from_its_answer() -> None:
+    held = Holding()
+
+    def rerun(request: str, _peer: object) -> None:
+        if request == "bad":
+            raise ValueError(request)
+        held.answered.append(request)
+
+    held.pulls._rerun = rerun
+    for name in ("bad", "good"):
+        held.park(name)
+    held.pulls.arrived("orders", 0, 6, None)
+    assert held.answered == ["good"] and len(held.pulls) == 0
 
 
 def test_many_answered_pulls_leave_no_deadlines_behind() -> None:
-    parked, answered = pulls(10_000)
+    held = Holding()
     for n in range(5_000):
-        parked.park(str(n), FakePeer(), QUEUE, n, 10_000, None)
-        parked.arrived("orders", 0, n + 1, None)
-    table = cast(InlineHold, parked.hold)._table
-    assert len(answered) == 5_000 and len(parked) == 0 and len(table._deadlines) < 2_000
+        held.park(str(n))
+        held.pulls.arrived("orders", 0, 6, None)
+    assert len(held.answered) == 5_000 and len(held.pulls) == 0
+    assert len(held.pulls._table._deadlines) < 2_000
 
 
 def test_a_stop_answers_all() -> None:
-    parked, answered = pulls()
+    held = Holding()
     for name in "abc":
-        parked.park(name, FakePeer(), QUEUE, 5, 10_000, None)
-    parked.wake_all()
-    assert answered == ["a", "b", "c"]
+        held.park(name)
+    held.pulls.wake_all()
+    assert held.answered == ["a", "b", "c"]

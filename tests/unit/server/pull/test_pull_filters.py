@@ -215,7 +215,7 @@ def test_a_held_pull_ends_at_its_deadline_with_the_offset_it_came_to(bench: Benc
     bench.clock.advance_ms(10_000)
     fill(bench, 2, 3)
     bench.clock.advance_ms(5_001)
-    bench.hold.tick(bench.clock.now_ms())
+    bench.core.tick()
     (answer,) = peer.sent
     page = page_of(answer)
     assert answer.code == ResponseCode.PULL_NOT_FOUND and page is not None and page.next_offset == 3

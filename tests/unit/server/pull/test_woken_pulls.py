@@ -30,8 +30,8 @@ class Held:
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
         self.peer = FakePeer()
-        self._woken: list[int] = []
-        self._wake, bench.hold._on_wake = bench.hold._on_wake, self._woken.append
+        self._woken: list[Callable[[], None]] = []
+        bench.offload.later = self._woken
 
     def pull(self, offset: int, flags: int = SUSPEND | INLINE, **asked: Any) -> None:
         assert (
@@ -44,8 +44,8 @@ class Held:
     def answer(self) -> Command:
         """What the pull gets now that it is woken."""
         assert self._woken and not self.peer.sent
-        for token in self._woken:
-            self._wake(token)
+        for wake in self._woken:
+            wake()
         answer: Command
         (answer,) = self.peer.take()
         return answer
