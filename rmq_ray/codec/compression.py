@@ -5,7 +5,7 @@ Zstandard.
 
 Apache RocketMQ's consumers of 4.9 read zlib only, those of 5 all three. Decides bytes and flags.
 Does not decide which bodies are worth it (``client.outgoing.compressing``) or what follows when one
-cannot be read. Pure. Called by producers, consumers, ``arrow_reader``, ``record_rows``.
+cannot be read. Pure. Called by producers, consumers, ``arrow_reader``, ``record_row``.
 
 Invariant: ``decompress`` of what ``compress`` made is the body; of anything else it raises
 ``BodyUnreadable`` and holds ``bytes_max`` bytes at most. LZ4 and Zstandard are pyarrow's, which is

@@ -264,7 +264,7 @@ class InFlightRequest:
         self.requests.abandon(self.correlation_id, error)
 
     def answer(self) -> MessageExt:
-        """Its reply; raises as ``Requests.wait``."""
+        """Its reply; raises as ``RequestReply.wait``."""
         return self.requests.wait(self.correlation_id, self.pending)
 
 

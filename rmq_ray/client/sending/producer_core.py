@@ -73,7 +73,7 @@ class ProducerCore:
         self.transactions: object | None = None
         """The ``TransactionEngine``, once there is one."""
         self.request_reply: object | None = None
-        """The ``Requests``, once there was one."""
+        """The ``RequestReply``, once there was a request."""
         self.closers: list[Callable[[], None]] = []
         """What ends with the producer, before its connections do."""
         self.disowners: list[Callable[[ClientError], None]] = []

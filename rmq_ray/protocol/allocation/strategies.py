@@ -6,7 +6,7 @@
     CONSISTENT_HASH  ConsistentHash       few queues move when a consumer comes or goes
     CONFIG, MACHINE_ROOM, MACHINE_ROOM_NEARBY-<inner>, <inner>-ONLY_HOSTS    need settings: made as
                                                                              objects
-                                                                             (``allocation_places``)
+                                                                             (``by_place``)
 
 Decides what a name stands for. A further strategy is an object with ``name`` and ``allocate``;
 ``register`` makes it known by its name. Callers: the options of consumers. All names of the

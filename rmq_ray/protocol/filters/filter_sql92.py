@@ -5,8 +5,8 @@
     )  ->  True
 
 Decides: the front of lexer, parser and compiler, and what is remembered of verdicts. Does not
-decide where a filter is evaluated: the broker does when it reads (``server.sql_filters``), the
-client checks the expression only.
+decide where a filter is evaluated: the broker does when it reads (``server.pull.pull_filters``),
+the client checks the expression only.
 
 Our producers begin a frame with a mark, which no filter sees, and end a property string with a
 unique key. What stands between them is often the same in many messages; verdicts are remembered by

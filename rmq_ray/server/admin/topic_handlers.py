@@ -1,7 +1,7 @@
 """Administration of topics and groups (remoting 5): 17, 21, 200, 201, 207, 215, 300, 305, 351.
 
 Decides: what may be created or deleted. Does not decide how tables are saved: an answer leaves when
-the change is on disk (``after_save``). Called by the broker's table of handlers.
+the change is on disk (``config_saver``). Called by the broker's table of handlers.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
       └───set─────┘       permission; everything else is served, what it holds is delivered
 
 Decides what name servers are told meanwhile and how long a stop waits for those who wait. Does not
-decide who is refused (``topic_gate``). Called by the broker's core, its stop and the DRAIN_BROKER
+decide who is refused (``TopicGate``). Called by the broker's core, its stop and the DRAIN_BROKER
 request. Not kept over a restart: an upgraded broker takes messages again by itself.
 """
 

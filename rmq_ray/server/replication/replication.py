@@ -8,7 +8,7 @@
 Decides: whose log may follow, when a poll is answered, what the store may show (SYNC_MASTER:
 nothing that the in-sync set lacks). Does not decide who is in sync
 (``protocol.election.replication``) or what a send is told (``records_handlers``,
-``acknowledgements``). Called by the broker's core, in its loop.
+``Acknowledgements``). Called by the broker's core, in its loop.
 
 Invariants: one poll is held for each slave; bytes leave that are written, whole frames at the end;
 a slave of a higher epoch is refused: this master was replaced.

@@ -123,7 +123,7 @@ def dump(
     """Up to ``limit`` records in log order, from the first one at or behind log offset
     ``from_offset`` on; broken bytes are stepped over.
 
-    Rows have the columns of ``record_rows``. Raises ``StoreMissing`` where no store is.
+    Rows are those of ``record_row``. Raises ``StoreMissing`` where no store is.
     """
     path = path.rstrip("/") or "/"
     files = ReadOnlyFiles()

@@ -1,7 +1,7 @@
 """What a store is made of: what it is opened with, and the parts that live from one recovery to the
 next.
 
-``restart.build_parts`` makes all of them in one place and hands each what it needs. Both ends of
+``restart`` makes all of them in one place and hands each what it needs. Both ends of
 replication and the checkpoints work on the same parts. Decides nothing.
 """
 
