@@ -1,4 +1,4 @@
 """How queues are divided among the members of a group.
 
-Open first: ``rule.py``, then ``strategies.py``.
+Open first: ``even.py``, then ``strategies.py``.
 """
