@@ -2,7 +2,8 @@
 loads it when the first of them is used.
 
 What handles many messages at once is NumPy's, so consumers and servers load it at their start. A
-producer of single messages need not: NumPy would be a third of its start. Decides nothing else.
+producer of single messages need not: NumPy would be a third of its start. Decides from how many
+on it pays.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 Array: TypeAlias = "ndarray[Any, Any]"
+MANY = 16
+"""From so many on NumPy's fixed cost is less than a loop's: of whoever has both ways."""
 
 if TYPE_CHECKING:
     from numpy import *  # noqa: F403

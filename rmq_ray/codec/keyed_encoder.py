@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import rmq_ray.arrays as np
-from rmq_ray.arrays import Array
+from rmq_ray.arrays import MANY, Array
 from rmq_ray.codec.frame_encoder import encode_frame
 from rmq_ray.codec.key_range import KeyRange
 from rmq_ray.codec.record import (
@@ -40,7 +40,6 @@ from rmq_ray.errors import MessageIllegal
 from rmq_ray.model.checksum import crc32
 from rmq_ray.model.ids import FrameId
 
-_FEW = 12  # below, numpy's fixed cost is more than a loop's
 NO_HOST = bytes(8)
 _UNSET_KEY = bytes(UNIQUE_KEY_CHARS)
 
@@ -75,7 +74,7 @@ def encode_keyed(
     count = len(bodies)
     topic_bytes = topic.encode()
     if (
-        not _FEW <= count <= FRAME_RECORDS_MAX
+        not MANY <= count <= FRAME_RECORDS_MAX
         or not count == len(texts) == len(keys)
         or not 0 < len(topic_bytes) <= TOPIC_BYTES_MAX
     ):

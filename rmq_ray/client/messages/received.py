@@ -27,6 +27,7 @@ from threading import Lock
 from typing import Any
 
 import rmq_ray.arrays as np
+from rmq_ray.arrays import MANY
 from rmq_ray.codec.compression import decompress
 from rmq_ray.codec.record import (
     HEADER,
@@ -63,7 +64,6 @@ INFLATED_BYTES_MAX = 64 << 20
 become 4 GiB.
 """
 
-_FEW = 16  # below, struct is faster than numpy
 _COMPRESSED = int(SysFlag.COMPRESSED)
 _LONG_HOSTS = int(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
 _I16 = struct.Struct(">h")
@@ -130,7 +130,7 @@ class PulledPage:
         """
         if isinstance(sizes, tuple):
             self._look_at_few(sizes, start)
-        elif len(sizes) < _FEW:
+        elif len(sizes) < MANY:
             self._look_at_few(sizes.tolist(), start)
         else:
             self._look_at_many(sizes, start)

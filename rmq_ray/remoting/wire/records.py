@@ -27,6 +27,7 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 import msgpack
 
 import rmq_ray.arrays as np
+from rmq_ray.arrays import MANY
 from rmq_ray.errors import MalformedFrame, MessageIllegal
 from rmq_ray.remoting.wire.frame import Body, Buffer
 from rmq_ray.value import Value
@@ -34,7 +35,7 @@ from rmq_ray.value import Value
 Sizes: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 """Byte lengths of records, big-endian int32, one dimension."""
 Lengths: TypeAlias = "Sizes | tuple[int, ...]"
-"""The same; fewer than ``FEW`` as plain numbers."""
+"""The same; fewer than ``MANY`` as plain numbers."""
 
 S = TypeVar("S")
 
@@ -48,9 +49,7 @@ _ONE = struct.Struct(">ii")
 _SEND_ANSWER = struct.Struct(">qqqi")
 _PULL_ANSWER = struct.Struct(">qqqqii")
 _SIZE_TYPE = ">i4"
-FEW = 16
-"""Below, numpy's fixed cost of a sum is more than a loop's."""
-_FEW_SIZES = tuple(struct.Struct(f">{count}i") for count in range(FEW))
+_FEW_SIZES = tuple(struct.Struct(f">{count}i") for count in range(MANY))
 _RECORD_HEADER_BYTES = (
     88  # a record's fixed part; queue id at 12, length of the body at 84 (store-format 2.1)
 )
@@ -238,7 +237,7 @@ def pack_found(
     records: bytes,
 ) -> bytes:
     """``pack_pull_answer`` of all that lies between an offset and the queue's end, fewer than
-    ``FEW`` records.
+    ``MANY`` records.
     """
     return (
         _PULL_ANSWER.pack(next_offset, low, next_offset, epoch, suggested_broker, len(sizes))
@@ -279,7 +278,7 @@ def _lengths(view: memoryview, at: int, count: int, count_min: int) -> tuple[int
             f"with a size each may be in it"
         )
     sizes: Lengths
-    if count < FEW:
+    if count < MANY:
         sizes = few = _FEW_SIZES[count].unpack_from(view, at)
         smallest, total = min(few, default=RECORD_BYTES_MIN), sum(few)
     else:

@@ -53,6 +53,8 @@ class WriteAtOnce:
         """Run it."""
         call()
 
+    soon = post
+
     def waiting(self) -> Waiting:
         """Nothing ever waits."""
         return Waiting(0, 0, 0)

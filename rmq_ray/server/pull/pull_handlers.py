@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rmq_ray.arrays import MANY
 from rmq_ray.clock import Clock
 from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import RecordAwaited, StoreError, TooManyRequests
@@ -31,7 +32,6 @@ from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import PullHeader
 from rmq_ray.remoting.wire.records import (
-    FEW,
     PullRecords,
     pack_found,
     pack_pull_answer,
@@ -272,7 +272,7 @@ class PullHandlers:
             max(1, min(asked.bytes_max, config.pull_bytes_max)),
         )
         found = store.just_written(asked.topic, asked.queue_id, asked.offset, count, size)
-        if found is None or len(found[0].sizes) >= FEW:
+        if found is None or len(found[0].sizes) >= MANY:
             return None
         recent, low, high = found
         counters = self._counters

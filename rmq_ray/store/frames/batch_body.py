@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rmq_ray.arrays import Array
+from rmq_ray.arrays import MANY, Array
 from rmq_ray.codec.alike_properties import alike_facts
 from rmq_ray.codec.body_crcs import body_crcs
 from rmq_ray.codec.label_columns import hash_columns, holds_blanks, read_columns
@@ -34,12 +34,10 @@ from rmq_ray.model.message import KEYS, TAGS, UNIQUE_KEY, SysFlag, decode_proper
 from rmq_ray.model.topics import TIMER_TOPIC, is_storable
 from rmq_ray.store.frames.single_message import EncodedMessages, StoredMessage
 
-_FEW = 16  # fewer cost less one by one
 _ITEM = np.dtype(
     [("size", ">i4"), ("magic", ">i4"), ("crc", ">i4"), ("flag", ">i4"), ("body_len", ">i4")]
 )
 _ITEM_BYTES, _ITEM_BYTES_MIN = 20, 22
-_ROWS_MIN = 16  # strings of one length that are worth numpy's calls
 _V6_FLAGS = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
 _INDEXED = frozenset((KEYS, TAGS, UNIQUE_KEY))
 _KEYS, _TAGS, _UNIQUE = KEYS.encode(), TAGS.encode(), UNIQUE_KEY.encode()
@@ -72,7 +70,7 @@ def encode_batch_in_bulk(
     """What ``encode_batch`` makes of it; None where that one is to judge."""
     body, common = batch.body, batch.properties.encode("utf-8", "replace")
     if (
-        not _FEW * _ITEM_BYTES_MIN <= len(body) <= body_bytes_max
+        not MANY * _ITEM_BYTES_MIN <= len(body) <= body_bytes_max
         or not is_storable(batch.topic, batch.queue_id)
         or batch.topic == TIMER_TOPIC
         or not common
@@ -114,7 +112,7 @@ def property_strings(body: bytes) -> bytes:
     """The property strings of a batch body, or more of it where that costs less or its lengths do
     not add up: what may be searched for a name.
     """
-    items = _read_items(body) if len(body) >= _FEW * _ITEM_BYTES_MIN else None
+    items = _read_items(body) if len(body) >= MANY * _ITEM_BYTES_MIN else None
     if items is None:
         return body
     begins = items.starts + (_ITEM_BYTES_MIN + items.body_lens)
@@ -139,7 +137,7 @@ def _hosts(born: tuple[str, int], stored: tuple[str, int]) -> tuple[bytes, bytes
 def _read_items(body: bytes) -> _Items | None:
     """None when lengths do not add up."""
     starts = _starts(body)
-    if starts is None or not _FEW <= len(starts) <= FRAME_RECORDS_MAX:
+    if starts is None or not MANY <= len(starts) <= FRAME_RECORDS_MAX:
         return None
     heads = np.ndarray((len(body) - _ITEM_BYTES + 1,), f"V{_ITEM_BYTES}", body, 0, (1,))[
         starts
@@ -265,12 +263,12 @@ def _add_facts(frame: CheckedFrame, records: bytearray, begins: Array, items: _I
     frame.tag_codes = np.zeros(frame.count, np.int64)
     lengths = items.text_lens + items.separated  # with the 0x02 behind each
     left = lengths > 0
-    for length in np.flatnonzero(np.bincount(lengths) >= _ROWS_MIN).tolist():
+    for length in np.flatnonzero(np.bincount(lengths) >= MANY).tolist():
         rows = np.flatnonzero(lengths == length)
         if length and _add_columns(frame, view, rows, begins[rows], length):
             left[rows] = False
     rest = np.flatnonzero(left)
-    if len(rest) >= _ROWS_MIN:
+    if len(rest) >= MANY:
         for alike in alike_facts(view, begins[rest], begins[rest] + lengths[rest] - 1, frozenset()):
             left[rest[alike.rows]] = False
             if alike.tag_codes is not None:

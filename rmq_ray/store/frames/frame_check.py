@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from rmq_ray.arrays import Array
+from rmq_ray.arrays import MANY, Array
 from rmq_ray.codec.body_crcs import body_crcs
 from rmq_ray.codec.record import (
     CRC_MASK,
@@ -61,7 +61,6 @@ PartsOf = Callable[[bytes], tuple[str | None, PropertyFacts]]
 """A property string without its mark -> (unique key, facts of the rest); raises
 ``MessageIllegal``.
 """
-_MANY = 32  # from here numpy's fixed cost is less than a loop's
 _TOPIC = re.compile(rb"[%|a-zA-Z0-9_-]{1,127}")
 _COMPRESSION_TYPES = 0x700
 _SYS_FLAGS = SysFlag.COMPRESSED | _COMPRESSION_TYPES
@@ -97,7 +96,7 @@ def check_frame(
         return _check_each(view, _plain(sizes), body_bytes_max, parts_of)
     if count == 1:
         return _check_single(view, int(sizes[0]), body_bytes_max)
-    if count >= _MANY:
+    if count >= MANY:
         many = _check_many(view, np.asarray(sizes, np.int64), body_bytes_max)
         if many is not None:
             return many
@@ -115,7 +114,7 @@ def patch_frame(
     record; ``hosts``: (born, store), 8 bytes each.
     """
     queue_offset, log_offset = offsets
-    if frame.count < _MANY:
+    if frame.count < MANY:
         born, stored = hosts
         for start in frame.starts:
             _TWO.pack_into(records, start + _OFFSETS_AT, queue_offset, log_offset + start)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rmq_ray.arrays import Array
+from rmq_ray.arrays import MANY, Array
 from rmq_ray.codec.record_batch import CheckedFrame
 from rmq_ray.codec.store_files import ENTRIES, ENTRY
 from rmq_ray.model.message import SysFlag
@@ -34,7 +34,6 @@ from rmq_ray.store.queue.index_service import (
 )
 from rmq_ray.store.queue.queue_table import QueueTable
 
-_MANY = 16  # from here numpy's fixed cost is less than a loop's
 UNKNOWN_LEVEL_DELAY_MS = 1_000
 _CODE_DIGITS_MAX = 19
 _QUEUED = (SysFlag.TRANSACTION_NOT, SysFlag.TRANSACTION_COMMIT)
@@ -171,7 +170,7 @@ class Dispatcher:
 def _entries(frame: CheckedFrame, log_offset: int) -> bytes:
     if frame.count == 1:
         return ENTRY.pack(log_offset + frame.starts[0], frame.sizes[0], frame.tag_codes[0])
-    if frame.count < _MANY:
+    if frame.count < MANY:
         pack = ENTRY.pack
         return b"".join(
             [

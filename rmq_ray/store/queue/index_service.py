@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from rmq_ray.arrays import MANY
 from rmq_ray.clock import Clock
 from rmq_ray.codec.record_batch import KeyHashes
 from rmq_ray.codec.text_hashes import hash_texts_at, powers, shifts
@@ -40,7 +41,6 @@ SLOTS_BEHIND_MAX = (
 _UNSETTLED_MAX = 2  # full files whose slots still wait in memory (20 MB each) for a flush
 _NAME_CHARS = 17
 _MASK = 0xFFFFFFFF
-_MANY = 16  # from here numpy's fixed cost is less than a loop's
 _SHIFT = pow(31, UNIQUE_KEY_CHARS, 1 << 32)
 _LEAST_INT = -(1 << 31)
 
@@ -76,7 +76,7 @@ def hash_hashed_keys(topic: str, keys: KeyHashes) -> Array:
 def hash_texts(texts: Sequence[str]) -> Array:
     """Positive hashes of ``topic#key`` texts: int32[n]. Texts of one length are hashed together."""
     joined = "".join(texts)
-    if len(texts) < _MANY or not joined.isascii():
+    if len(texts) < MANY or not joined.isascii():
         return np.array([hash_key(*text.split("#", 1)) for text in texts], np.int32)
     data = np.frombuffer(joined.encode(), np.uint8)
     lengths = np.fromiter(map(len, texts), np.int64, len(texts))

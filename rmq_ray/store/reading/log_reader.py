@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rmq_ray.arrays import Array
+from rmq_ray.arrays import MANY, Array
 from rmq_ray.codec.body_crcs import body_crcs
 from rmq_ray.codec.record import (
     CRC_MASK,
@@ -54,7 +54,6 @@ _SPAN_MAX = 8 << 20
 _GAP_MAX = (
     32 << 10
 )  # bytes of others between two records that are read along: that costs less than another read
-_FEW = 16  # below, struct is faster than numpy
 _V6 = 0x30
 _RECORD_GUESS = 4096
 _NEAR_BYTES = (
@@ -368,7 +367,7 @@ class LogReader:
         foreign: bool,
     ) -> GetResult:
         scanned, offset = len(raw) // ENTRY_BYTES, place.offset
-        if scanned <= _FEW:
+        if scanned < MANY:
             (rows, offsets, sizes), scanned = _choose_few(raw, scanned, max_count, max_bytes, codes)
         else:
             (rows, offsets, sizes), scanned = _choose_many(raw, max_count, max_bytes, codes)
@@ -386,7 +385,7 @@ class LogReader:
         if not len(rows):
             return result
         result.suggest_slave = self._log.end - int(offsets[-1]) > self._memory_bytes
-        if len(rows) > _FEW:
+        if len(rows) >= MANY:
             kept, result.parts, awaited = self._read_many(place, rows, offsets, sizes)
         else:
             if isinstance(rows, np.ndarray):

@@ -209,7 +209,7 @@ class History:
         self.members: list[Member] = []
         self.producer = Process("10.0.3.1@1")
         self._joined = 0
-        self._calm = False
+        self._calm = self._all_sent = False
 
     # --- the run ----------------------------------------------------------------------------------
 
@@ -254,7 +254,7 @@ class History:
             self.join()
 
     def _rested(self) -> bool:
-        return self.ledger.at_rest() and self._settled_in()
+        return self._all_sent and self.ledger.at_rest() and self._settled_in()
 
     def _settled_in(self) -> bool:
         return self._pops or (
@@ -526,6 +526,7 @@ class History:
         for number in range(self.plan.messages):
             self._send(pool, number)
             self.scheduler.sleep(self.chance.choice([0, 0, pause_ms, 2 * pause_ms]))
+        self._all_sent = True
 
     def _send(self, pool: SimPool, number: int) -> None:
         broker = self.chance.choice(self.brokers)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rmq_ray.arrays import MANY
 from rmq_ray.errors import MalformedFrame
 from rmq_ray.remoting.wire import records
 from rmq_ray.remoting.wire.records import PullRecords, ScanRecords, SendAnswer
@@ -29,7 +30,7 @@ def test_a_frame_of_records_is_read_back(lengths: list[int], order: str) -> None
     body = bytearray(b"".join(records.pack_send(payload, np.array(lengths, order))))
     found, sizes = records.unpack_send(memoryview(body))
     assert (bytes(found), list(sizes)) == (payload, lengths)
-    assert isinstance(sizes, tuple) is (len(lengths) < records.FEW)
+    assert isinstance(sizes, tuple) is (len(lengths) < MANY)
     found[0] = 255
     assert body[4 + 4 * len(lengths)] == 255  # the broker patches in place
 
@@ -79,7 +80,7 @@ def test_sizes_whose_sum_overflows_32_bits_are_refused() -> None:
         records.unpack_send(struct.pack(">iiii", 3, *lengths) + bytes(100))
 
 
-@pytest.mark.parametrize("count", [0, 1, 3, records.FEW - 1, records.FEW, 40])
+@pytest.mark.parametrize("count", [0, 1, 3, MANY - 1, MANY, 40])
 def test_a_pulled_page_is_the_answer_with_its_few_sizes_as_numbers(count: int) -> None:
     lengths = [91 + number for number in range(count)]
     payload = bytes(number % 251 for number in range(sum(lengths)))
@@ -89,13 +90,13 @@ def test_a_pulled_page_is_the_answer_with_its_few_sizes_as_numbers(count: int) -
         )
     )
     answer, page = records.unpack_pull_answer(body), records.unpack_pulled(body)
-    assert isinstance(page.sizes, tuple) is (count < records.FEW)
+    assert isinstance(page.sizes, tuple) is (count < MANY)
     assert list(page.sizes) == lengths == answer.sizes.tolist() and answer.sizes.dtype == np.dtype(
         ">i4"
     )
     assert page[:5] == answer[:5] == (10 + count, 2, 10 + count, 3, 1)
     assert bytes(page.records) == bytes(answer.records) == payload
-    if 0 < count < records.FEW:
+    if 0 < count < MANY:
         assert records.pack_found(10 + count, 2, 3, 1, lengths, payload) == body
     with pytest.raises(MalformedFrame):
         records.unpack_pulled(body + b"x")
