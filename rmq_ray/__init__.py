@@ -137,6 +137,7 @@ if TYPE_CHECKING:
         RoomTable,
     )
     from rmq_ray.protocol.autoscale import Autoscale
+    from rmq_ray.protocol.breaker import Breaker
     from rmq_ray.protocol.filters.subscriptions import sql
     from rmq_ray.protocol.scan.scan_positions import LikeGroup
     from rmq_ray.protocol.transaction import LocalTransactionState
@@ -155,6 +156,7 @@ __all__ = [
     "Averagely",
     "AveragelyByCircle",
     "BodyUnreadable",
+    "Breaker",
     "BrokerBusy",
     "BrokerConfig",
     "ByConfig",
@@ -313,6 +315,7 @@ _HOMES = {
     "rmq_ray.model.message": "Message SendResult SendStatus",
     "rmq_ray.protocol.transaction": "LocalTransactionState",
     "rmq_ray.protocol.autoscale": "Autoscale",
+    "rmq_ray.protocol.breaker": "Breaker",
     "rmq_ray.protocol.scan.scan_positions": "LikeGroup",
     "rmq_ray.model.pulling": "PullStatus",
     "rmq_ray.protocol.filters.subscriptions": "sql",

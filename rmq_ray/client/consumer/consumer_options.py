@@ -27,6 +27,7 @@ from rmq_ray.model.groups import ConsumeFromWhere, MessageModel
 from rmq_ray.model.moments import moment_ms, unless_seconds
 from rmq_ray.model.namespaces import with_namespace
 from rmq_ray.protocol.allocation.strategies import AllocationStrategy, as_strategy
+from rmq_ray.protocol.breaker import Breaker
 from rmq_ray.protocol.validators import check_group
 
 MESSAGES_MAX = 1_024
@@ -66,8 +67,9 @@ class PushOptions(TypedDict, total=False):
     "messages", or "arrow": the listener gets a ``pyarrow.RecordBatch`` of up to ``batch_size`` rows
     (8192 unless given) with the ``columns`` named, all of ``model.arrow`` unless given. ``hooks``:
     ``ConsumeHook`` objects that see each call. ``filters``: functions of a message that return
-    False for what the listener shall not get. ``namespace``: put before the group and every topic,
-    and taken off the topic of what the listener gets.
+    False for what the listener shall not get. ``breaker``: True, or an ``rmq.Breaker``: while most
+    calls fail it waits, and no message loses a try. ``namespace``: put before the group and every
+    topic, and taken off the topic of what the listener gets.
     """
 
     orderly: bool
@@ -82,6 +84,7 @@ class PushOptions(TypedDict, total=False):
     columns: Sequence[str]
     hooks: Sequence[ConsumeHook]
     filters: Sequence[Filter]
+    breaker: Breaker | Mapping[str, Any] | bool
     namespace: str
 
 
@@ -119,6 +122,7 @@ class ConsumerSettings:
     """Columns of the batches that the listener gets; None = it gets lists of messages."""
     hooks: tuple[ConsumeHook, ...] = ()
     filters: tuple[Filter, ...] = ()
+    breaker: Breaker | None = None
     auto_commit: bool = True
     auto_commit_interval_ms: int = 5_000
     prefetch_messages: int = 10_000
@@ -155,6 +159,7 @@ def push_settings(
         columns=columns,
         hooks=check_hooks(options.get("hooks", ())),
         filters=check_filters(options.get("filters", ()), columns),
+        breaker=Breaker.of(options.get("breaker")),
     )
 
 

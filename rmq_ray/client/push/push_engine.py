@@ -70,6 +70,7 @@ HELP = {
     "rocketmq_consumer_cached_bytes": "Bytes of their bodies.",
     "rmq_ray_consumer_queues": "Queues held.",
     "rmq_ray_consumer_behind_messages": "Messages up to the ends of the queues held, as last told.",
+    "rmq_ray_consumer_pauses": "1 while calls of the listener wait, since most have failed.",
     "rmq_ray_consumer_pulled_messages_total": "Messages pulled.",
     "rmq_ray_consumer_retries_total": "Messages sent back for a retry.",
 }
@@ -123,7 +124,7 @@ class PushEngine(ConsumerEngine):
             Membership(group, client.client_id, settings.model, settings.strategy),
             settings.start_from,
             self._taken,
-            self.consumption.clean_overdue,
+            self._clean_overdue,
             leases=self.leases,
         )
         properties = {
@@ -173,6 +174,7 @@ class PushEngine(ConsumerEngine):
     def halt(self) -> HandOver:
         """See ``ManagedConsumer``. What listeners are at now comes again."""
         self.consumption.halt()
+        self.invoker.stop_waiting()
         return super().halt()
 
     def end(self, timeout_ms: int) -> bool:
@@ -182,6 +184,8 @@ class PushEngine(ConsumerEngine):
         if self._left:
             return self.consumption.stop(timeout_ms)
         self._stop_pulling()
+        self.consumption.halt()
+        self.invoker.stop_waiting()
         ended = self.consumption.stop(timeout_ms)
         self.invoker.close()
         self.parts.delayed.close()
@@ -257,6 +261,10 @@ class PushEngine(ConsumerEngine):
                 and not self.parts.offsets.persist(queue)
             ):
                 failed.add(queue.broker_name)
+
+    def _clean_overdue(self) -> int:
+        """Not while calls wait: their messages would lose tries."""
+        return 0 if self.invoker.pauses else self.consumption.clean_overdue()
 
     # --- queues that come, stay, and are lost -----------------------------------------------------
 
@@ -343,6 +351,7 @@ class PushEngine(ConsumerEngine):
             "rocketmq_consumer_cached_bytes": sum(work.process.body_bytes for work in works),
             "rmq_ray_consumer_queues": len(works),
             "rmq_ray_consumer_behind_messages": sum(work.lag for work in works),
+            "rmq_ray_consumer_pauses": int(self.invoker.pauses),
         }
         counts = {
             "rmq_ray_consumer_pulled_messages_total": total["pulled"],
@@ -361,7 +370,7 @@ class PushEngine(ConsumerEngine):
     def stats(self) -> dict[str, Any]:
         """Messages: ``pulled, filtered, consumed_ok, consumed_failed, sent_back, in_flight``
         (pulled and not finished), ``lag`` (to the queues' ends as last told); ``held_back``: pulls
-        by threshold; ``queues``: one entry for each held queue, of an ordered consumer with
+        by threshold; ``listener_pauses``: whether its breaker is open; ``queues``: one entry for each held queue, of an ordered consumer with
         ``lock_epoch`` and ``lock_trusted_ms``; ``waiting_for_locks``: an entry for each queue that
         is this consumer's share and that another one still holds: ``holder``, ``ends_in_ms``,
         ``left`` (its connection has closed).
@@ -396,6 +405,7 @@ class PushEngine(ConsumerEngine):
             "rebalances": self.rebalancer.runs,
             "offsets_moved": self.offsets_moved,
             "listener_faults": self.consumption.listener_faults,
+            "listener_pauses": self.invoker.pauses,
             "held_back": {
                 pressure.value: count for pressure, count in self.parts.flow.held_back.items()
             },
