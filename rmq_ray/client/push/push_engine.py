@@ -370,8 +370,9 @@ class PushEngine(ConsumerEngine):
     def stats(self) -> dict[str, Any]:
         """Messages: ``pulled, filtered, consumed_ok, consumed_failed, sent_back, in_flight``
         (pulled and not finished), ``lag`` (to the queues' ends as last told); ``held_back``: pulls
-        by threshold; ``listener_pauses``: whether its breaker is open; ``queues``: one entry for each held queue, of an ordered consumer with
-        ``lock_epoch`` and ``lock_trusted_ms``; ``waiting_for_locks``: an entry for each queue that
+        by threshold; ``listener_pauses``: whether its breaker is open; ``queues``: one entry for
+        each held queue, of an ordered consumer with ``lock_epoch`` and ``lock_trusted_ms``;
+        ``waiting_for_locks``: an entry for each queue that
         is this consumer's share and that another one still holds: ``holder``, ``ends_in_ms``,
         ``left`` (its connection has closed).
         """
