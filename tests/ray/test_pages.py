@@ -11,6 +11,7 @@ from ray.exceptions import ActorDiedError
 
 import rmq_ray as rmq
 from tests.support.pages import all_blocks, block
+from tests.support.waiting import eventually
 
 WORKERS, SINGLE = "docs/workers.md", "Single actors"
 
@@ -43,6 +44,23 @@ def test_tasks_share_a_queue_of_values(start: Callable[..., rmq.Cluster]) -> Non
     exec(ahead, names)  # our own page
     with rmq.Queue("jobs") as left:
         assert left.empty()
+
+
+def committed(rows: list[dict[str, Any]]) -> int:
+    """Messages of the topic itself that the group is done with."""
+    return sum(row["committed"] for row in rows if row["topic"] == "thumbnails")
+
+
+def test_programs_of_other_queues_run_as_they_are_written_here(
+    start: Callable[..., rmq.Cluster],
+) -> None:
+    cluster = start(name="default")
+    programs = [text for _language, text in all_blocks("docs/coming-from-python.md")]
+    names = run("\n".join(programs))
+    assert names["seen"].count("/") == 2 and names["values"] == ["/", "/", "/cart"]
+    assert names["pages"] == [1, 2, 3]
+    eventually(lambda: committed(cluster.admin.group_lag("resizers")) == 2)
+    names["resizers"].stop()
 
 
 @pytest.mark.parametrize(
