@@ -26,8 +26,8 @@ from rmq_ray.protocol.access.rules import AccessRules, to_plain_acl
 from rmq_ray.remoting.wire import body_json
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Command
-from rmq_ray.server.base.identity import Identity
-from rmq_ray.server.base.responses import Answer, Refused
+from rmq_ray.server.base.responses import Refused, Responder
+from rmq_ray.server.base.runtime import BrokerRuntime
 from rmq_ray.server.security.access_copy import AccessCopy
 from rmq_ray.server.security.access_guard import signer
 from rmq_ray.server.security.rules_file import ACCESS_FILE
@@ -45,10 +45,12 @@ _SWITCH = {"true": True, "false": False}
 class AccessHandlers:
     """``access``: this broker's copy of the accounts; None = its cluster has none."""
 
-    def __init__(self, access: AccessCopy | None, identity: Identity, answer: Answer) -> None:
+    def __init__(
+        self, runtime: BrokerRuntime, access: AccessCopy | None, responder: Responder
+    ) -> None:
         self._access = access
-        self._identity = identity
-        self._answer = answer
+        self._identity = runtime.identity
+        self._answer = responder.answer
         self._changing: set[asyncio.Task[None]] = set()
 
     def put_account(self, command: Command, peer: Peer) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 
 import msgpack
 
-from rmq_ray.clock import Clock
 from rmq_ray.config import ForeignClients, TlsMode
 from rmq_ray.errors import MalformedFrame
 from rmq_ray.files import host_id
@@ -24,11 +23,9 @@ from rmq_ray.ports import Peer
 from rmq_ray.protocol.live_settings import EVERY, configured
 from rmq_ray.remoting.wire import bodies_admin
 from rmq_ray.remoting.wire.frame import Command
-from rmq_ray.server.base.identity import Identity
-from rmq_ray.server.base.store_keeper import StoreKeeper
-from rmq_ray.server.delay.delay_service import DelayService
-from rmq_ray.server.tables.broker_settings import BrokerSettings
-from rmq_ray.server.tables.topic_table import TopicTable
+from rmq_ray.server.admin.timers import Timers
+from rmq_ray.server.base.runtime import BrokerRuntime
+from rmq_ray.server.tables.storage import BrokerStorage
 from rmq_ray.store.front.message_store import MessageStore
 
 PIN_MS_MAX = 24 * 3_600_000
@@ -40,20 +37,15 @@ class AdminHandlers:
 
     def __init__(
         self,
-        keeper: StoreKeeper,
-        identity: Identity,
-        settings: BrokerSettings,
-        topics: TopicTable,
-        delays: DelayService,
-        clock: Clock,
+        runtime: BrokerRuntime,
+        storage: BrokerStorage,
+        timers: Timers,
         status: Callable[[], dict[str, Any]],
     ) -> None:
-        self._keeper = keeper
-        self._identity = identity
-        self._settings = settings
-        self._topics = topics
-        self._delays = delays
-        self._clock = clock
+        self._clock, self._identity = runtime.clock, runtime.identity
+        self._keeper = storage.keeper
+        self._settings, self._topics = storage.tables.settings, storage.tables.topics
+        self._delays = timers.delays
         self._status = status
 
     def broker_config(self, command: Command, peer: Peer) -> Command:

@@ -25,12 +25,9 @@ from rmq_ray.protocol.timer import WAITING as QUEUE_OF_TIMERS
 from rmq_ray.remoting.wire.browse import COUNT_MAX, FROM, NEWEST, PICKS, WAITING, BrowseHeader
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
-from rmq_ray.server.base.responses import AnswerFrom, Refused
-from rmq_ray.server.base.store_keeper import StoreKeeper
-from rmq_ray.server.delay.delay_service import DelayService
-from rmq_ray.server.delay.timer_service import TimerService
-from rmq_ray.server.tables.broker_tables import BrokerTables
-from rmq_ray.server.transaction.transaction_service import Transactions
+from rmq_ray.server.admin.timers import Timers
+from rmq_ray.server.base.responses import Refused, Responder
+from rmq_ray.server.tables.storage import BrokerStorage
 from rmq_ray.store.front.message_store import MessageStore
 from rmq_ray.store.reading.record_lookup import shown
 
@@ -62,21 +59,14 @@ class _Asked:
 class BrowseHandlers:
     """See the module."""
 
-    def __init__(
-        self,
-        keeper: StoreKeeper,
-        tables: BrokerTables,
-        transactions: Transactions,
-        delays: DelayService,
-        timed: TimerService,
-        answer_from: AnswerFrom,
-    ) -> None:
-        self._keeper = keeper
-        self._tables = tables
-        self._transactions = transactions
-        self._delays = delays
-        self._timed = timed
-        self._later = answer_from
+    def __init__(self, storage: BrokerStorage, timers: Timers, responder: Responder) -> None:
+        self._keeper, self._tables = storage.keeper, storage.tables
+        self._transactions, self._delays, self._timed = (
+            timers.transactions,
+            timers.delays,
+            timers.timed,
+        )
+        self._later = responder.answer_from
 
     def browse(self, command: Command, peer: Peer) -> None:
         """See the module; code 17 for a topic that is not here."""

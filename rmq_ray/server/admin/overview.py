@@ -20,30 +20,26 @@ from typing import Any, cast
 
 import msgpack
 
-from rmq_ray.clock import Clock
 from rmq_ray.errors import MalformedFrame, NotAuthorized, RmqError
 from rmq_ray.model.topics import DLQ_PREFIX, TopicConfig
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.access.accounts import Account, ResourceKind, Right
-from rmq_ray.protocol.pop import PopQueue
 from rmq_ray.remoting.wire.frame import Command, language
 from rmq_ray.remoting.wire.overview import DELAYED, PARTS, UNCOMMITTED
-from rmq_ray.server.base.counters import Counters
-from rmq_ray.server.base.responses import AnswerFrom
-from rmq_ray.server.base.store_keeper import StoreKeeper
+from rmq_ray.server.admin.clients import Clients
+from rmq_ray.server.admin.timers import Timers
+from rmq_ray.server.base.responses import Responder
+from rmq_ray.server.base.runtime import BrokerRuntime
 from rmq_ray.server.groups.consume_stats import store_ms_at
-from rmq_ray.server.groups.membership import GroupMembership
 from rmq_ray.server.security.access_copy import AccessCopy
 from rmq_ray.server.security.touched import topic as resource_of
-from rmq_ray.server.tables.broker_tables import BrokerTables
-from rmq_ray.server.tables.waiting_counts import WaitingMessages
+from rmq_ray.server.tables.storage import BrokerStorage
 from rmq_ray.store.front.message_store import MessageStore
 
 AGES_MAX = 100
 """Of so many (group, topic) with the greatest lag the age is told: it costs a read of the log."""
 PRODUCER = "PRODUCER"
 """The kind of a client that sends; the others are RocketMQ's ways to consume."""
-Popped = Callable[[], Mapping[tuple[str, str, int], PopQueue]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,31 +103,26 @@ class _Sight:
 
 
 class OverviewHandlers:
-    """``status()``: the broker's. ``popped()``: the queues that are popped."""
+    """``status()``: the broker's. ``access``: its copy of the accounts, where it has one."""
 
-    def __init__(  # noqa: PLR0913 - it tells about everything
+    def __init__(
         self,
-        keeper: StoreKeeper,
-        tables: BrokerTables,
-        members: GroupMembership,
-        counters: Counters,
-        clock: Clock,
+        runtime: BrokerRuntime,
+        storage: BrokerStorage,
+        timers: Timers,
+        clients: Clients,
+        responder: Responder,
+        *,
         status: Callable[[], dict[str, Any]],
-        popped: Popped,
-        waiting: WaitingMessages,
-        answer_from: AnswerFrom,
-        access: AccessCopy | None = None,
+        access: AccessCopy | None,
     ) -> None:
-        self._access = access
-        self._keeper = keeper
-        self._tables = tables
-        self._members = members
-        self._counters = counters
-        self._clock = clock
+        self._clock, self._counters = runtime.clock, runtime.counters
+        self._keeper, self._tables = storage.keeper, storage.tables
+        self._members, self._popped = clients.members, clients.pops.ledger.table
+        self._waiting = timers.waiting
+        self._later = responder.answer_from
         self._status = status
-        self._popped = popped
-        self._waiting = waiting
-        self._later = answer_from
+        self._access = access
 
     def overview(self, command: Command, peer: Peer) -> None:
         """See the module."""
@@ -189,7 +180,7 @@ class OverviewHandlers:
 
     def _copied(self, parts: frozenset[str], group: str, topic: str) -> _Tables:
         in_flight: Counter[tuple[str, str]] = Counter()
-        for (name, its_topic, _), queue in self._popped().items():
+        for (name, its_topic, _), queue in self._popped.queues.items():
             in_flight[its_topic, name] += queue.in_flight
         return _Tables(
             parts,

@@ -7,15 +7,12 @@ the loop, and their answer comes later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
-from rmq_ray.clock import Clock
 from rmq_ray.codec.record import decode_record
 from rmq_ray.model.groups import TAG
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.access.decision import Action
-from rmq_ray.protocol.pop import Key, PopQueue
+from rmq_ray.protocol.pop import Key
 from rmq_ray.remoting.wire import bodies_admin
 from rmq_ray.remoting.wire.bodies_admin import ClientConnection, Progress, QueueStats
 from rmq_ray.remoting.wire.codes import ResponseCode
@@ -29,14 +26,11 @@ from rmq_ray.remoting.wire.headers import (
     TopicHeader,
     ViewMessageHeader,
 )
-from rmq_ray.server.base.identity import Identity
-from rmq_ray.server.base.responses import AnswerFrom, CheckTopic, Refused, everybody_may
-from rmq_ray.server.base.statistics import Statistics
-from rmq_ray.server.base.store_keeper import StoreKeeper
+from rmq_ray.server.admin.clients import Clients
+from rmq_ray.server.base.responses import Refused, Responder
+from rmq_ray.server.base.runtime import BrokerRuntime
 from rmq_ray.server.groups.consume_stats import store_ms_at
-from rmq_ray.server.groups.membership import GroupMembership
-from rmq_ray.server.tables.offset_table import OffsetTable
-from rmq_ray.server.tables.topic_table import TopicTable
+from rmq_ray.server.tables.storage import BrokerStorage
 from rmq_ray.store.front.message_store import MessageStore
 from rmq_ray.store.reading.record_lookup import shown
 
@@ -45,31 +39,17 @@ QUEUE_ENTRIES_MAX = 1_000
 
 
 class QueryHandlers:
-    """See the module. ``popped()``: the queues that are popped."""
+    """See the module."""
 
-    def __init__(  # noqa: PLR0913 - what queries read
-        self,
-        keeper: StoreKeeper,
-        identity: Identity,
-        topics: TopicTable,
-        offsets: OffsetTable,
-        members: GroupMembership,
-        answer_from: AnswerFrom,
-        clock: Clock,
-        statistics: Statistics,
-        popped: Callable[[], Mapping[Key, PopQueue]],
-        check_topic: CheckTopic = everybody_may,
+    def __init__(
+        self, runtime: BrokerRuntime, storage: BrokerStorage, clients: Clients, responder: Responder
     ) -> None:
-        self._popped = popped
-        self._check_topic = check_topic
-        self._clock = clock
-        self._statistics = statistics
-        self._keeper = keeper
-        self._identity = identity
-        self._topics = topics
-        self._offsets = offsets
-        self._members = members
-        self._later = answer_from
+        self._clock, self._identity = runtime.clock, runtime.identity
+        self._keeper = storage.keeper
+        self._topics, self._offsets = storage.tables.topics, storage.tables.offsets
+        self._members, self._statistics = clients.members, clients.statistics
+        self._popped = clients.pops.ledger.table
+        self._later, self._check_topic = responder.answer_from, responder.check_topic
 
     def by_key(self, command: Command, peer: Peer) -> None:
         """12: records of a topic with a key, newest first; 22 without any."""
@@ -183,7 +163,7 @@ class QueryHandlers:
         """Below which offset simple consumers have taken everything; None where nothing is out, or
         somebody moved the group since.
         """
-        queue = self._popped().get(key)
+        queue = self._popped.queues.get(key)
         if queue is None or self._offsets.query(key[1], key[0], key[2]) != queue.committed:
             return None
         return queue.next_offset

@@ -17,16 +17,16 @@ from rmq_ray.ports import Peer
 from rmq_ray.protocol.live_settings import parse_properties
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
-from rmq_ray.server.base.responses import Answer, Refused
+from rmq_ray.server.base.responses import Refused, Responder
 from rmq_ray.server.tables.broker_settings import BrokerSettings
 
 
 class SettingsHandlers:
     """Of one broker; loop only."""
 
-    def __init__(self, settings: BrokerSettings, answer: Answer) -> None:
+    def __init__(self, settings: BrokerSettings, responder: Responder) -> None:
         self._settings = settings
-        self._answer = answer
+        self._answer = responder.answer
 
     def update(self, command: Command, peer: Peer) -> None:
         """25: in effect and on disk when the answer leaves. Refused whole with what is possible."""

@@ -8,23 +8,18 @@ messages, queries). Does not decide the values. A name without a counterpart her
 
 from __future__ import annotations
 
-from rmq_ray.clock import Clock
-from rmq_ray.config import BrokerConfig
-from rmq_ray.files import FileSystem
 from rmq_ray.model.topics import SCHEDULE_TOPIC
 from rmq_ray.ports import Peer
 from rmq_ray.remoting.wire import bodies, bodies_admin
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import BrokerStatsHeader
-from rmq_ray.server.base.counters import Counters, PutRate
-from rmq_ray.server.base.identity import Identity
-from rmq_ray.server.base.offload import Offload
+from rmq_ray.server.admin.timers import Timers
 from rmq_ray.server.base.responses import Refused
+from rmq_ray.server.base.runtime import BrokerRuntime
 from rmq_ray.server.base.statistics import Statistics
-from rmq_ray.server.base.store_keeper import StoreKeeper
-from rmq_ray.server.delay.delay_service import DelayService
 from rmq_ray.server.send.send_path import SendPath
+from rmq_ray.server.tables.storage import BrokerStorage
 from rmq_ray.store.front.message_store import MessageStore
 
 VERSION_TEXT, VERSION = "V4_9_7", 407
@@ -34,33 +29,22 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 class StatisticsHandlers:
-    """``reads``: the threads for what clients ask."""
+    """See the module."""
 
-    def __init__(  # noqa: PLR0913 - it tells about everything
+    def __init__(
         self,
-        keeper: StoreKeeper,
-        identity: Identity,
-        config: BrokerConfig,
-        delays: DelayService,
-        counters: Counters,
-        rate: PutRate,
+        runtime: BrokerRuntime,
+        storage: BrokerStorage,
+        timers: Timers,
         statistics: Statistics,
         path: SendPath,
-        reads: Offload,
-        clock: Clock,
-        files: FileSystem,
     ) -> None:
-        self._keeper = keeper
-        self._identity = identity
-        self._config = config
-        self._delays = delays
-        self._counters = counters
-        self._rate = rate
-        self._statistics = statistics
+        self._identity, self._config, self._files = runtime.identity, runtime.config, runtime.files
+        self._clock, self._reads, self._counters = runtime.clock, runtime.reads, runtime.counters
+        self._keeper = storage.keeper
+        self._delays = timers.delays
+        self._rate, self._statistics = statistics.rate, statistics
         self._path = path
-        self._reads = reads
-        self._clock = clock
-        self._files = files
 
     def view(self, command: Command, peer: Peer) -> Command:
         """315: a statistic over the last minute, hour and day."""

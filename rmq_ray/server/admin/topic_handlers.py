@@ -6,7 +6,7 @@ the change is on disk (``config_saver``). Called by the broker's table of handle
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import RmqError
@@ -33,47 +33,35 @@ from rmq_ray.remoting.wire import bodies, bodies_admin, body_json
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import CreateTopicHeader, DeleteGroupHeader, TopicHeader
-from rmq_ray.server.base.config_saver import Saved
-from rmq_ray.server.base.responses import Answer, Refused
-from rmq_ray.server.base.store_keeper import StoreKeeper
+from rmq_ray.server.base.responses import Refused, Responder
+from rmq_ray.server.base.runtime import BrokerRuntime
 from rmq_ray.server.groups.membership import GroupMembership
-from rmq_ray.server.tables.group_table import GroupTable
-from rmq_ray.server.tables.offset_table import OffsetTable
+from rmq_ray.server.tables.storage import BrokerStorage
 from rmq_ray.server.tables.topic_table import QUEUES_MAX, TopicTable
 from rmq_ray.store.tables.topic_lives import encode_lives
 
 PERMISSIONS = int(Permission.READ_WRITE | Permission.INHERIT | Permission.PRIORITY)
-Save = Callable[[Saved], None]
 
 
 class TopicHandlers:
-    """``save_topics(then)`` and ``save_groups(then)`` write the tables. ``reserved_hours``: how
-    long the store keeps its log. ``gone(kind, name)``: told of a topic or group that was deleted.
-    """
+    """See the module."""
 
-    def __init__(  # noqa: PLR0913 - what administration touches
+    def __init__(
         self,
-        keeper: StoreKeeper,
-        topics: TopicTable,
-        groups: GroupTable,
-        offsets: OffsetTable,
+        runtime: BrokerRuntime,
+        storage: BrokerStorage,
         members: GroupMembership,
-        save_topics: Save,
-        save_groups: Save,
-        answer: Answer,
-        reserved_hours: int,
-        gone: Callable[[str, str], None] = lambda _kind, _name: None,
+        responder: Responder,
     ) -> None:
-        self._gone = gone
-        self._keeper = keeper
-        self._topics = topics
-        self._groups = groups
-        self._offsets = offsets
+        tables = storage.tables
+        self._keeper = storage.keeper
+        self._topics, self._groups, self._offsets = tables.topics, tables.groups, tables.offsets
+        self._save_topics, self._save_groups = tables.save_topics, tables.save_groups
+        self._forget = tables.settings.forget
         self._members = members
-        self._save_topics = save_topics
-        self._save_groups = save_groups
-        self._answer = answer
-        self._reserved_hours = reserved_hours
+        self._answer = responder.answer
+        self._reserved_hours = runtime.config.store.reserved_hours
+        """How long the store keeps its log."""
 
     def configure(self, config: BrokerConfig) -> None:
         """Settings were changed."""
@@ -203,7 +191,7 @@ class TopicHandlers:
         for topic in gone:
             store.end_topic(topic)
             self._topics.delete(topic)
-            self._gone("topic", topic)
+            self._forget("topic", topic)
         return gone
 
     def topic_groups(self, command: Command, peer: Peer) -> Command:
@@ -241,7 +229,7 @@ class TopicHandlers:
         if header.remove_offset and self._keeper.store is None:
             raise self._keeper.refusal()  # before anything of the group has gone
         self._groups.delete(header.group_name)
-        self._gone("group", header.group_name)
+        self._forget("group", header.group_name)
         gone: dict[str, int] = {}
         if header.remove_offset:
             self._offsets.forget_group(header.group_name)

@@ -12,11 +12,6 @@ from rmq_ray.ports import Peer
 from rmq_ray.protocol.access.decision import Action
 from rmq_ray.remoting.wire.frame import Command
 
-Answer = Callable[[Command, Peer, Callable[[], Command | None]], None]
-"""``answer(command, peer, run)``: send what ``run`` returns, or the refusal it raises."""
-CheckTopic = Callable[[Peer, Action, str], None]
-"""``check_topic(peer, action, topic)`` raises ``NotAuthorized``: for what only a record tells."""
-
 
 class Refused(RmqError):
     """``args[0]`` = remark, ``args[1]`` = response code."""
@@ -27,23 +22,31 @@ class Refused(RmqError):
         return int(str(self.args[1]))
 
 
-class AnswerFrom(Protocol):
-    """Read beside the loop, answer in it."""
+class Responder(Protocol):
+    """Answers that come later, of one broker; loop only."""
 
-    def __call__(
+    def answer(self, command: Command, peer: Peer, run: Callable[[], Command | None]) -> None:
+        """Send what ``run`` returns, or the refusal it raises."""
+        ...
+
+    def answer_from(
         self,
         command: Command,
         peer: Peer,
         read: Callable[[], Any],
         build: Callable[[Any], Command | None],
     ) -> None:
-        """``read`` runs in a thread; the answer is what ``build`` makes of its result, or the
-        refusal that either raises.
+        """Read beside the loop, answer in it: ``read`` runs in a thread; the answer is what
+        ``build`` makes of its result, or the refusal that either raises.
 
         Raises ``BrokerBusy`` when too much waits already.
         """
         ...
 
+    def serve(self, command: Command, peer: Peer) -> None:
+        """Serve a request that had to wait; its answer is sent."""
+        ...
 
-def everybody_may(_peer: Peer, _action: Action, _topic: str) -> None:
-    """A ``CheckTopic`` where nobody needs a right."""
+    def check_topic(self, peer: Peer, action: Action, topic: str) -> None:
+        """For what only a record tells. Raises ``NotAuthorized``."""
+        ...

@@ -21,7 +21,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from rmq_ray.clock import local_day
-from rmq_ray.server.base.counters import Counters
+from rmq_ray.server.base.counters import Counters, PutRate
 
 SECOND_MS = 1_000
 WINDOWS = ((10 * SECOND_MS, 7), (600 * SECOND_MS, 7), (3_600 * SECOND_MS, 25))
@@ -69,6 +69,8 @@ class Statistics:
     def __init__(self, counters: Counters, cluster: str) -> None:
         self._counters = counters
         self._cluster = cluster
+        self.rate = PutRate(counters)
+        """Of the last seconds; sampled by itself."""
         self._samples = tuple(_Samples(*window) for window in WINDOWS)
         self._day = 0
         self.put_days = DayTotals()

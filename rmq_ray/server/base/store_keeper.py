@@ -9,7 +9,7 @@ first failed write, opened again.
 
 Decides: whether there is a store to serve from, and what callers are told when there is none. Does
 not decide how recovery works (``store.recovery.recovery``) or what becomes of waiting sends (the
-broker's ``on_lost``).
+``StoreOwner``).
 
 Invariants: ``store`` is None unless SERVING; a store that failed is never written again, only a
 freshly recovered one is; the thread that recovers touches nothing of the broker.
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -52,34 +53,34 @@ class KeeperState(Enum):
     CLOSED = "closed"
 
 
-class StoreKeeper:
-    """One store. ``make`` builds it unopened, ``prepare(store)`` reads what else the broker needs
-    of the directory; both run in a thread.
+@dataclass(frozen=True, slots=True)
+class StoreOwner:
+    """What the broker does for its store, and hears of it. ``make`` builds it unopened,
+    ``prepare(store)`` reads what else the broker needs of the directory; both run in a thread.
 
-    ``on_serving(store)`` and ``on_lost()`` run in the loop, just before and after it serves.
-    ``reopens``: whether a store that failed is opened again here; a deposed master's is not.
+    In the loop: ``serving(store)`` and ``lost()`` just before and after it serves, ``durable()``
+    after the log became durable further on, ``broken(error)`` when it is given up.
     ``covered``: how much of the log, below what is on disk, may stand behind a progress that is
     saved: what the next master has, too.
     """
 
-    def __init__(
-        self,
-        make: Callable[[], MessageStore],
-        prepare: Callable[[MessageStore], None],
-        offload: Offload,
-        on_serving: Callable[[MessageStore], None],
-        on_lost: Callable[[], None],
-        *,
-        reopens: bool = True,
-        covered: Callable[[int], int] = lambda log_offset: log_offset,
-    ) -> None:
-        self._make = make
-        self._prepare = prepare
+    make: Callable[[], MessageStore]
+    prepare: Callable[[MessageStore], None]
+    serving: Callable[[MessageStore], None]
+    lost: Callable[[], None]
+    durable: Callable[[], None]
+    broken: Callable[[RmqError], None]
+    covered: Callable[[int], int]
+
+
+class StoreKeeper:
+    """One store. ``reopens``: whether one that failed is opened again here; a deposed master's is
+    not.
+    """
+
+    def __init__(self, offload: Offload, *, reopens: bool) -> None:
         self._offload = offload
-        self._on_serving = on_serving
-        self._on_lost = on_lost
-        self._on_durable: Callable[[], None] = lambda: None
-        self._on_broken: Callable[[RmqError], None] = lambda error: None
+        self._owner: StoreOwner  # from ``start`` on
         self._busy = False
         self._refused = 0
         self._failed_store: MessageStore | None = None
@@ -92,26 +93,16 @@ class StoreKeeper:
         self.error: RmqError | None = None
         self.reopened = 0
         self._reopens = reopens
-        self.covered = covered
         self.last_recovery: Any = None
 
-    def start(
-        self,
-        create: bool,
-        identity: str | None,
-        on_durable: Callable[[], None],
-        on_broken: Callable[[RmqError], None],
-    ) -> None:
-        """Begin to open. In the loop: ``on_durable()`` after the log became durable further on,
-        ``on_broken(error)`` when it is given up.
-        """
-        self._create, self._identity, self._on_durable, self._on_broken = (
-            create,
-            identity,
-            on_durable,
-            on_broken,
-        )
+    def start(self, create: bool, identity: str | None, owner: StoreOwner) -> None:
+        """Begin to open."""
+        self._create, self._identity, self._owner = create, identity, owner
         self._open()
+
+    def covered(self, log_offset: int) -> int:
+        """See ``StoreOwner``; asked while there is a store."""
+        return self._owner.covered(log_offset)
 
     def tick(self, now_ms: float) -> None:
         """Try again where the cause may have gone; ``now_ms`` is monotonic."""
@@ -144,7 +135,7 @@ class StoreKeeper:
         log.error("the log failed, nothing is acknowledged until it was read again: %s", error)
         self._failed_store = store
         self.store, self.state, self.error = None, KeeperState.FAILED, error
-        self._on_lost()
+        self._owner.lost()
         if self._reopens:
             self._open()
 
@@ -194,13 +185,13 @@ class StoreKeeper:
         """In a thread: a recovered store, or its error."""
         if self._failed_store is not None:
             self.last_recovery = self._failed_store.reopen()
-            self._prepare(self._failed_store)
+            self._owner.prepare(self._failed_store)
             return self._failed_store
-        store = self._make()
+        store = self._owner.make()
         store.open(self._create, self._identity)
         try:
             self.last_recovery = store.recover()
-            self._prepare(store)
+            self._owner.prepare(store)
             return store
         except RmqError:
             store.shutdown()
@@ -223,7 +214,7 @@ class StoreKeeper:
         else:
             self._failed_store = None
             self.reopened += 1
-        self._on_serving(store)
+        self._owner.serving(store)
         self.store, self.state, self.error = store, KeeperState.SERVING, None
 
     def _not_opened(self, error: RmqError) -> None:
@@ -236,7 +227,7 @@ class StoreKeeper:
         else:
             log.error("the store cannot be opened: %s", error)
             self.state = KeeperState.BROKEN
-            self._on_broken(error)
+            self._owner.broken(error)
 
     def _durable_from_thread(self, _log_offset: int) -> None:
         """From the flush thread: one notice in the loop stands for all that come before it runs."""
@@ -249,6 +240,6 @@ class StoreKeeper:
         store = self.store
         if store is None:
             return
-        self._on_durable()
+        self._owner.durable()
         if store.state is StoreState.FAILED:
             self.failed(StoreFailed("a write or fsync of the log failed"))

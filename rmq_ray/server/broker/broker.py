@@ -38,6 +38,7 @@ from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.listen_port import keep, listen
 from rmq_ray.server.base.offload import ThreadOffload
+from rmq_ray.server.base.runtime import BrokerRuntime
 from rmq_ray.server.base.store_keeper import KeeperState
 from rmq_ray.server.broker.registration import BrokerRegistration, NameServers
 from rmq_ray.server.broker.role_transition import BrokerRoleTransition, close_core
@@ -47,6 +48,7 @@ from rmq_ray.server.replication.leadership import NO_ID, Leadership
 from rmq_ray.server.security.access_copy import AccessCopy
 from rmq_ray.server.security.access_guard import AccessGuard, asked_as
 from rmq_ray.server.security.audit_log import AUDIT_FILE, Asking, AuditLog
+from rmq_ray.server.security.broker_security import BrokerSecurity
 from rmq_ray.server.slave.replica import Replica
 
 log = logging.getLogger("rmq_ray.server")
@@ -423,21 +425,18 @@ class Broker:
         """A core for the role that this broker has now; ``epoch``: which it begins as an elected
         master.
         """
-        offload = self._offload
-        assert offload is not None
+        offload, reads = self._offload, self._reads
+        assert offload is not None and reads is not None
+        runtime = BrokerRuntime(
+            self._config, self._who, self._host, self._clock, offload, reads, self._files
+        )
         self._core = core = BrokerCore(
-            self._config,
-            self._who,
-            self._host,
-            self._clock,
-            offload,
-            self._files,
-            self._reads,
-            self._leadership,
-            epoch,
-            self.audit,
-            self._guard,
-            self.access if self._guard is not None else None,
+            runtime,
+            security=BrokerSecurity(
+                self.audit, self._guard, self.access if self._guard is not None else None
+            ),
+            leadership=self._leadership,
+            epoch=epoch,
         )
         core.pulls.parked.start()
         if self._registration is not None:

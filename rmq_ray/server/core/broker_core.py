@@ -2,9 +2,8 @@
 happens when its store serves or is lost, and when time passes.
 
 Decides: what each part is handed, how often periodic work runs. Does not decide which requests are
-served and how errors become answers (``dispatch``), what handlers are made of
-(``broker_handlers``), or anything about messages: handlers, rules and the store do. ``Broker``
-gives it a port and a loop; tests drive it directly.
+served and how errors become answers (``dispatch``), or anything about messages: handlers, rules and
+the store do. ``Broker`` gives it a port and a loop; tests drive it directly.
 
 Invariants: one loop calls everything here; ``handle`` never blocks on a disk's sync and never
 raises an ``RmqError``.
@@ -16,43 +15,67 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from rmq_ray.clock import Clock
 from rmq_ray.config import BrokerConfig, FlushMode, ReplicationMode
 from rmq_ray.errors import BrokerBusy, RmqError, StoreFailed
-from rmq_ray.files import FileSystem
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.delay import DelayLevels
-from rmq_ray.server.base.counters import Counters, PutRate
-from rmq_ray.server.base.identity import Identity
-from rmq_ray.server.base.offload import Offload
+from rmq_ray.remoting.request_table import Party, bind
+from rmq_ray.remoting.wire.codes import RequestCode
+from rmq_ray.server.admin.access_handlers import AccessHandlers
+from rmq_ray.server.admin.admin_handlers import AdminHandlers
+from rmq_ray.server.admin.browse import BrowseHandlers
+from rmq_ray.server.admin.clients import Clients
+from rmq_ray.server.admin.overview import OverviewHandlers
+from rmq_ray.server.admin.query_handlers import QueryHandlers
+from rmq_ray.server.admin.settings_handlers import SettingsHandlers
+from rmq_ray.server.admin.statistics_handlers import StatisticsHandlers
+from rmq_ray.server.admin.timers import Timers
+from rmq_ray.server.admin.topic_handlers import TopicHandlers
+from rmq_ray.server.base.runtime import BrokerRuntime
 from rmq_ray.server.base.statistics import Statistics
-from rmq_ray.server.base.store_keeper import StoreKeeper
+from rmq_ray.server.base.store_keeper import StoreKeeper, StoreOwner
 from rmq_ray.server.base.timers import BrokerTimers
-from rmq_ray.server.core.broker_handlers import HandlerParts, make_handlers
 from rmq_ray.server.core.broker_metrics import BrokerMetrics
 from rmq_ray.server.core.dispatch import Dispatch
 from rmq_ray.server.core.drain import Drain
 from rmq_ray.server.core.upkeep import CLEAN_MS, FIRST_CLEAN_MS, Upkeep
 from rmq_ray.server.delay.delay_service import DelayService
-from rmq_ray.server.delay.timer_service import HOUR_MS, TimerService
+from rmq_ray.server.delay.recall_handler import RecallHandler
+from rmq_ray.server.delay.timer_service import TimerService
+from rmq_ray.server.groups.group_handlers import GroupHandlers
+from rmq_ray.server.groups.group_operations import GroupOperations
+from rmq_ray.server.groups.lock_handlers import LockHandlers
 from rmq_ray.server.groups.membership import GroupMembership
+from rmq_ray.server.groups.offset_handlers import OffsetHandlers
+from rmq_ray.server.pop.pop_service import PopService
+from rmq_ray.server.pull.pull_handlers import PullHandlers
 from rmq_ray.server.replication.leadership import Leadership
 from rmq_ray.server.replication.leadership_gate import ConfirmedGate, LeadershipGate
 from rmq_ray.server.replication.replication import Replication
 from rmq_ray.server.security.access_copy import AccessCopy
-from rmq_ray.server.security.access_guard import AccessGuard
-from rmq_ray.server.security.audit_log import AuditLog
+from rmq_ray.server.security.broker_security import BrokerSecurity
+from rmq_ray.server.send.bundle_handler import BundleHandler
 from rmq_ray.server.send.message_writer import MessageWriter
 from rmq_ray.server.send.own_writes import OwnWrites
+from rmq_ray.server.send.plain_sends import PlainSends
+from rmq_ray.server.send.records_handlers import RecordsHandlers
+from rmq_ray.server.send.reply_handlers import ReplyHandlers
+from rmq_ray.server.send.send_back import SendBackHandler
+from rmq_ray.server.send.send_handlers import SendHandlers
 from rmq_ray.server.send.send_hooks import hooked
-from rmq_ray.server.send.send_path import Acknowledgements
+from rmq_ray.server.send.send_path import Acknowledgements, SendPath
+from rmq_ray.server.send.writers import Writers
 from rmq_ray.server.slave.replica import FollowerParts
 from rmq_ray.server.tables.broker_settings import BrokerSettings
 from rmq_ray.server.tables.broker_tables import FIRST_POSITIONS_MS, BrokerTables, LoadedTables
+from rmq_ray.server.tables.storage import BrokerStorage
 from rmq_ray.server.tables.waiting_counts import WaitingMessages
+from rmq_ray.server.transaction.halves_handlers import HalvesHandlers
 from rmq_ray.server.transaction.transaction_asker import TransactionAsker
+from rmq_ray.server.transaction.transaction_handlers import TransactionHandlers
 from rmq_ray.server.transaction.transaction_service import Transactions
 from rmq_ray.store.front.message_store import MessageStore
 from rmq_ray.store.queue.dispatcher import DispatchRules
@@ -65,195 +88,167 @@ FIRST_PERSIST_MS = FILTER_PERSIST_MS = 10_000
 
 
 class BrokerCore:
-    """``store_host``: address and port that records carry.
+    """The rooms of a broker, in the order of ``base.runtime``, and what happens in them.
 
-    ``offload``: threads for what the broker itself needs (recovery, tables, deletion of files).
-    ``reads``: threads for what clients ask, so that many scans hold up neither tables nor recovery;
-    None = the same. ``leadership``, ``epoch``: under a controller, and of which epoch it is master
-    (None = a follower).
+    ``leadership``, ``epoch``: under a controller, and of which epoch it is master (None = a
+    follower).
     """
 
-    def __init__(  # noqa: PLR0913 - what a broker is made of
+    def __init__(
         self,
-        config: BrokerConfig,
-        identity: Identity,
-        store_host: tuple[str, int],
-        clock: Clock,
-        offload: Offload,
-        files: FileSystem | None = None,
-        reads: Offload | None = None,
+        runtime: BrokerRuntime,
+        *,
+        security: BrokerSecurity | None = None,
         leadership: Leadership | None = None,
         epoch: int | None = None,
-        audit: AuditLog | None = None,
-        guard: AccessGuard | None = None,
-        access: AccessCopy | None = None,
     ) -> None:
-        self._files = files or FileSystem()
-        self.settings = BrokerSettings(config, clock, self._files, offload)
+        self.settings = BrokerSettings(runtime)
         self.config = config = self.settings.config
-        self.identity = identity
-        identity.permission = config.permission
-        self.clock = clock
-        self.offload = offload
-        reads = reads or offload
-        self.counters = Counters()
-        self.rate = PutRate(self.counters)
-        self.statistics = Statistics(self.counters, identity.cluster)
-        self.statistics.sample(clock.now_ms())
-        self.levels = DelayLevels.parse(config.delay_levels)
-        self._store_host = store_host
-        self.tables = BrokerTables(config, identity, clock, self._files, offload, self.settings)
-        self.drain = Drain(identity, self.tables.topics)
-        self.members = GroupMembership(identity.name, clock, config.queue_lock_ms)
-        self._found: LoadedTables | None = None
-        self.keeper = StoreKeeper(
-            self._make_store,
-            self._read_tables,
-            offload,
-            self._serving,
-            self._lost,
-            reopens=leadership is None or epoch is None,
-            covered=lambda log_offset: self.replication.covered(log_offset),
-        )
-        self.dispatch = Dispatch(
-            identity, self.keeper, self.tables, self.counters, reads, audit, guard
-        )
+        self._runtime = runtime = replace(runtime, config=config)
+        self.identity, self.clock, self.offload = runtime.identity, runtime.clock, runtime.offload
+        self.identity.permission = config.permission
+        self.counters = runtime.counters
+        self.statistics = Statistics(runtime.counters, runtime.identity.cluster)
+        self.statistics.sample(runtime.clock.now_ms())
+
+        self.tables = tables = BrokerTables(runtime, self.settings)
+        self.keeper = StoreKeeper(runtime.offload, reopens=leadership is None or epoch is None)
+        self._storage = storage = BrokerStorage(self.keeper, tables)
+        security = security or BrokerSecurity()
+        self.dispatch = Dispatch(runtime, storage, security)
         self.handle = self.dispatch.handle
         """Serve one request, see ``Dispatch.handle``."""
-        self.upkeep = Upkeep(self.keeper, identity, self.tables, clock, offload)
-        self.replication = self._make_replication(leadership, epoch)
+        self.upkeep = Upkeep(runtime, storage)
+        self.drain = Drain(runtime.identity, tables.topics)
+        self.members = GroupMembership(runtime.identity.name, runtime.clock, config.queue_lock_ms)
         self.acks = Acknowledgements(answer_wait_ms(config), config.in_flight_bytes_max)
-        self._make_writers()
-        self.timers = BrokerTimers(clock.monotonic_ms())
-        self._more_delays = self._more_checks = False
-        self._replica_status: Callable[[], dict[str, Any]] | None = None
-        self._started: list[Callable[[RmqError | None], None]] = []
+
+        writers = self._make_writers()
+        timers = self._make_timers(writers)
+        self.replication = Replication(
+            runtime,
+            storage,
+            self.dispatch,
+            settle=self._durable,
+            timer=lambda: self.timed.saved,
+            leadership=leadership,
+            epoch=epoch,
+        )
         self.gate = (
-            LeadershipGate(leadership, epoch, identity, self.keeper, self.replication, config)
+            LeadershipGate(runtime, self.replication, leadership, epoch)
             if leadership is not None
             else None
         )
-        self._make_handlers(reads, access)
+        clients = self._make_clients(writers)
+        self.metrics = BrokerMetrics(runtime, storage, timers, clients)
+        self._serve_requests(writers, timers, clients, security)
+
+        self._found: LoadedTables | None = None
+        self._more_delays = self._more_checks = False
+        self._replica_status: Callable[[], dict[str, Any]] | None = None
+        self._started: list[Callable[[RmqError | None], None]] = []
+        self._periodic = BrokerTimers(runtime.clock.monotonic_ms())
         self._set_timers()
-        self.settings.follow(
-            self.tables.configure,
-            self.drain.configure,
-            self.acks.configure,
-            self.timed.configure,
-            self.transactions.configure,
-            self._configure_store,
+
+    def _make_writers(self) -> Writers:
+        self.levels = levels = DelayLevels.parse(self.config.delay_levels)
+        self.writer = MessageWriter(self._runtime, self.keeper, levels)
+        return Writers(levels, self.writer, OwnWrites(self._storage, self.counters))
+
+    def _make_timers(self, writers: Writers) -> Timers:
+        runtime, storage = self._runtime, self._storage
+        self.delays = DelayService(runtime, storage, writers)
+        self.timed = TimerService(runtime, storage, writers)
+        asker = TransactionAsker(self.members, runtime.store_host, self.dispatch.may_send)
+        self.transactions = Transactions(runtime, storage, writers, asker)
+        self.waiting = WaitingMessages(
+            self.identity, self.delays.counting, self.timed.counting, self.transactions.counting
+        )
+        return Timers(self.delays, self.timed, self.transactions, self.waiting)
+
+    def _make_clients(self, writers: Writers) -> Clients:
+        runtime, storage, members = self._runtime, self._storage, self.members
+        self.pulls = PullHandlers(runtime, storage, members, writers.writer, self.dispatch)
+        self.pops = PopService(runtime, storage, writers, members, self.pulls, self.dispatch)
+        self.group_handlers = GroupHandlers(runtime, self.tables, members)
+        self.lock_handlers = LockHandlers(members.locks, self.tables.locks, self.clock)
+        return Clients(members, self.pulls, self.pops, self.statistics)
+
+    def _serve_requests(
+        self, writers: Writers, timers: Timers, clients: Clients, security: BrokerSecurity
+    ) -> None:
+        """Make the handlers; dispatch begins to hand requests on. Which of them serves which
+        request is in ``remoting.request_table``.
+        """
+        runtime, pulls, pops, follow = self._runtime, self.pulls, self.pops, self.settings.follow
+        path = SendPath(runtime, self._storage, self.acks, self.replication, self.dispatch)
+        requests = bind(
+            Party.BROKER,
+            *self._sending(path, writers),
+            *self._administering(path, timers, clients, security.access),
+            pulls,
+            pops.handlers,
+            self.group_handlers,
+            self.lock_handlers,
+            self.drain,
+            self.upkeep,
+            self.replication,
+        )
+        plain = PlainSends(runtime, path, requests[RequestCode.SEND_MESSAGE_V2][0])
+        hooks = self.config.send_hooks
+        self.dispatch.begin(
+            hooked(requests, hooks),
+            self.gate or ConfirmedGate(self.identity, self.replication),
+            None if hooks else plain,
+        )
+        follow(path.fast.configure, pulls.configure, pops.handlers.configure)
+        follow(self.tables.configure, self.drain.configure, self.acks.configure)
+        follow(self.timed.configure, self.transactions.configure, self._configure_store)
+
+    def _sending(self, path: SendPath, writers: Writers) -> tuple[object, ...]:
+        runtime, dispatch, groups = self._runtime, self.dispatch, self.tables.groups
+        sends = SendHandlers(runtime, path, groups, writers.writer)
+        halves = HalvesHandlers(path, self.config.reject_transactions)
+        ends = TransactionHandlers(runtime, path, self.transactions, dispatch)
+        replies = ReplyHandlers(runtime, path, writers.writer, self.members, dispatch)
+        self.settings.follow(sends.configure, halves.configure, ends.configure, replies.configure)
+        return (
+            RecordsHandlers(path),
+            sends,
+            halves,
+            ends,
+            replies,
+            SendBackHandler(runtime, path, groups, writers, dispatch),
+            RecallHandler(runtime, path, self.timed, dispatch),
+            BundleHandler(dispatch.handle),
+        )
+
+    def _administering(
+        self, path: SendPath, timers: Timers, clients: Clients, access: AccessCopy | None
+    ) -> tuple[object, ...]:
+        runtime, storage, dispatch = self._runtime, self._storage, self.dispatch
+        members, statistics = clients.members, clients.statistics
+        topics = TopicHandlers(runtime, storage, members, dispatch)
+        self.settings.follow(topics.configure)
+        return (
+            topics,
+            OffsetHandlers(runtime, storage, members, dispatch),
+            GroupOperations(runtime, storage, members, statistics, dispatch),
+            QueryHandlers(runtime, storage, clients, dispatch),
+            AdminHandlers(runtime, storage, timers, self.status),
+            StatisticsHandlers(runtime, storage, timers, statistics, path),
+            OverviewHandlers(
+                runtime, storage, timers, clients, dispatch, status=self.status, access=access
+            ),
+            BrowseHandlers(storage, timers, dispatch),
+            AccessHandlers(runtime, access, dispatch),
+            SettingsHandlers(self.settings, dispatch),
         )
 
     def _configure_store(self, config: BrokerConfig) -> None:
         self.config = config
         if self.keeper.store is not None:
             self.keeper.store.configure(config.store)
-
-    def _make_replication(self, leadership: Leadership | None, epoch: int | None) -> Replication:
-        return Replication(
-            self.config,
-            self.identity,
-            self.keeper,
-            self.clock,
-            self._files,
-            self.offload,
-            self.dispatch.answer,
-            self.dispatch.answer_from,
-            self._durable,
-            lambda: self.timed.saved,
-            self.tables.versions,
-            leadership,
-            epoch,
-        )
-
-    def _make_writers(self) -> None:
-        """What stores messages: at once, when a delay has passed, when a transaction has ended."""
-        config = self.config
-        self.writer = MessageWriter(
-            self.keeper,
-            self.identity,
-            self.levels,
-            self.clock,
-            self._store_host,
-            config.timer_max_delay_hours * HOUR_MS,
-            self.counters,
-        )
-        self.own = own = OwnWrites(self.keeper, self.tables.topics, self.counters)
-        self.delays = DelayService(self.levels, self.keeper, self.writer, own, self.counters)
-        self.timed = TimerService(
-            config,
-            self.keeper,
-            self.writer,
-            own,
-            self.tables.topics,
-            self.counters,
-            self._files,
-            self.offload,
-        )
-        self.transactions = Transactions(
-            config,
-            self.keeper,
-            self.writer,
-            own,
-            self.tables.topics,
-            self.tables.offsets,
-            self.counters,
-            TransactionAsker(self.members, self._store_host, self.dispatch.may_send),
-        )
-        self.waiting = WaitingMessages(
-            self.identity, self.delays.counting, self.timed.counting, self.transactions.counting
-        )
-
-    def _make_handlers(self, reads: Offload, access: AccessCopy | None) -> None:
-        """What serves requests, and what tells of it; dispatch begins to hand requests on."""
-        handlers = make_handlers(
-            HandlerParts(
-                self.config,
-                self._files,
-                self._store_host,
-                self.clock,
-                self.identity,
-                self.keeper,
-                self.tables,
-                self.members,
-                self.counters,
-                self.rate,
-                self.statistics,
-                self.acks,
-                self.writer,
-                self.own,
-                self.delays,
-                self.timed,
-                self.transactions,
-                self.waiting,
-                self.replication,
-                self.offload,
-                reads,
-                self.dispatch,
-                self.drain,
-                self.upkeep,
-                self.status,
-                access,
-            )
-        )
-        self.pulls, self.pops = handlers.pulls, handlers.pops
-        self.metrics = BrokerMetrics(
-            self.identity,
-            self.clock,
-            self.keeper,
-            self.tables,
-            self.members,
-            self.counters,
-            lambda: handlers.pops.ledger.table.queues,
-            self.waiting,
-        )
-        self.group_handlers, self.lock_handlers = handlers.groups, handlers.locks
-        hooks = self.config.send_hooks
-        self.dispatch.begin(
-            hooked(handlers.requests, hooks),
-            self.gate or ConfirmedGate(self.identity, self.replication),
-            None if hooks else handlers.plain,
-        )
 
     # --- life ---
 
@@ -271,11 +266,20 @@ class BrokerCore:
         if it never will.
         """
         self._started.append(started)
-        self.keeper.start(create, identity, self._durable, self._give_up)
+        owner = StoreOwner(
+            make=self._make_store,
+            prepare=self._read_tables,
+            serving=self._serving,
+            lost=self._lost,
+            durable=self._durable,
+            broken=self._give_up,
+            covered=self.replication.covered,
+        )
+        self.keeper.start(create, identity, owner)
 
     def tick(self) -> None:
         """Time has passed: run what is due."""
-        self.timers.run_due(self.clock.monotonic_ms())
+        self._periodic.run_due(self.clock.monotonic_ms())
 
     def close(self) -> Callable[[], None]:
         """Serve nothing any more. The returned work, to be run in a thread, flushes and closes the
@@ -318,7 +322,7 @@ class BrokerCore:
 
     def _remove_handed_out(self) -> None:
         for name in ("queue_locks", "pop.journal"):
-            self._files.unlink(f"{self.config.store.path}/rmq_ray/{name}")
+            self._runtime.files.unlink(f"{self.config.store.path}/rmq_ray/{name}")
 
     def show_replica(self, status: Callable[[], dict[str, Any]]) -> None:
         """Of a slave: what it says of its following goes into the status, too."""
@@ -414,8 +418,8 @@ class BrokerCore:
             self.config.store,
             self.clock,
             broker_name=self.identity.name,
-            store_host=self._store_host,
-            files=self._files,
+            store_host=self._runtime.store_host,
+            files=self._runtime.files,
             rules=DispatchRules(
                 lambda level: levels.delay_ms(level) if 1 <= level <= levels.highest else None,
                 levels.highest,
@@ -426,7 +430,7 @@ class BrokerCore:
         )
 
     def _set_timers(self) -> None:
-        every, config = self.timers.every, self.config
+        every, config = self._periodic.every, self.config
         every(TICK_MS, self._often)
         every(1_000, self._each_second)
         every(config.offset_persist_ms, self._save_offsets, FIRST_PERSIST_MS)
@@ -460,7 +464,7 @@ class BrokerCore:
             self._check_halves()
 
     def _each_second(self) -> None:
-        self.rate.sample()
+        self.statistics.rate.sample()
         self.statistics.sample(self.clock.now_ms())
         self._durable()  # what could not become visible for want of room
         self.keeper.tick(self.clock.monotonic_ms())

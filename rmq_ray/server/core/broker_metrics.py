@@ -16,22 +16,19 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from rmq_ray.clock import Clock
 from rmq_ray.errors import RmqError
 from rmq_ray.model.metrics import Family, Labels, Sample, with_labels
 from rmq_ray.model.topics import DLQ_PREFIX, RETRY_PREFIX
-from rmq_ray.protocol.pop import PopQueue
 from rmq_ray.remoting.wire.frame import language
 from rmq_ray.remoting.wire.overview import DELAYED, UNCOMMITTED
-from rmq_ray.server.base.counters import Counters, StoredTraffic, Traffic
+from rmq_ray.server.admin.clients import Clients
+from rmq_ray.server.admin.timers import Timers
+from rmq_ray.server.base.counters import StoredTraffic, Traffic
 from rmq_ray.server.base.histograms import histogram
-from rmq_ray.server.base.identity import Identity
-from rmq_ray.server.base.store_keeper import StoreKeeper
+from rmq_ray.server.base.runtime import BrokerRuntime
 from rmq_ray.server.groups.consume_stats import store_ms_at
-from rmq_ray.server.groups.membership import GroupMembership
 from rmq_ray.server.security.access_guard import refused_requests
-from rmq_ray.server.tables.broker_tables import BrokerTables
-from rmq_ray.server.tables.waiting_counts import WaitingMessages
+from rmq_ray.server.tables.storage import BrokerStorage
 from rmq_ray.store.front.message_store import MessageStore
 
 Key = tuple[str, str]
@@ -101,27 +98,16 @@ LIMITS_TOLD = 1_000
 
 
 class BrokerMetrics:
-    """Of one core. ``status()``: the broker's; ``popped()``: the queues that are popped."""
+    """Of one core."""
 
     def __init__(
-        self,
-        identity: Identity,
-        clock: Clock,
-        keeper: StoreKeeper,
-        tables: BrokerTables,
-        members: GroupMembership,
-        counters: Counters,
-        popped: Callable[[], Mapping[tuple[str, str, int], PopQueue]],
-        waiting: WaitingMessages,
+        self, runtime: BrokerRuntime, storage: BrokerStorage, timers: Timers, clients: Clients
     ) -> None:
-        self._identity = identity
-        self._clock = clock
-        self._keeper = keeper
-        self._tables = tables
-        self._members = members
-        self._counters = counters
-        self._popped = popped
-        self._waiting = waiting
+        self._identity, self._clock = runtime.identity, runtime.clock
+        self._counters = runtime.counters
+        self._keeper, self._tables = storage.keeper, storage.tables
+        self._members, self._popped = clients.members, clients.pops.ledger.table
+        self._waiting = timers.waiting
 
     def snapshot(self, status: Mapping[str, Any]) -> Callable[[], list[Family]]:
         """In the loop. The returned work gives all families, and may run in any thread."""
@@ -142,7 +128,7 @@ class BrokerMetrics:
             _gauge("rmq_ray_is_master", "1 = master.", float(not identity.is_slave)),
         ]
         in_flight: Counter[Key] = Counter()
-        for (group, topic, _), queue in self._popped().items():
+        for (group, topic, _), queue in self._popped.queues.items():
             in_flight[topic, group] += queue.in_flight
         common = {
             "cluster": identity.cluster,

@@ -22,18 +22,15 @@ from rmq_ray.protocol.access.decision import Action
 from rmq_ray.remoting.request_table import Asker, Handler, Row
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, Command
-from rmq_ray.server.base.counters import Counters
-from rmq_ray.server.base.identity import Identity
-from rmq_ray.server.base.offload import Offload
 from rmq_ray.server.base.responses import Refused
-from rmq_ray.server.base.store_keeper import StoreKeeper
+from rmq_ray.server.base.runtime import BrokerRuntime
 from rmq_ray.server.replication.leadership_gate import ConfirmedGate, LeadershipGate
 from rmq_ray.server.security import settings_told
-from rmq_ray.server.security.access_guard import AccessGuard, AskedBy
-from rmq_ray.server.security.audit_log import AuditLog
+from rmq_ray.server.security.access_guard import AskedBy
 from rmq_ray.server.security.audited import Witness
+from rmq_ray.server.security.broker_security import BrokerSecurity
 from rmq_ray.server.send.plain_sends import PlainGroup, PlainSends
-from rmq_ray.server.tables.broker_tables import BrokerTables
+from rmq_ray.server.tables.storage import BrokerStorage
 
 log = logging.getLogger("rmq_ray.server")
 
@@ -50,28 +47,16 @@ _OF_RECORDS = frozenset(
 
 
 class Dispatch:
-    """Of one broker. ``reads``: threads for what clients ask. ``audit``: where refusals and changes
-    are noted. ``guard``: who may what, where connections need an account.
-    """
+    """Of one broker: the ``Responder`` of its handlers."""
 
     def __init__(
-        self,
-        identity: Identity,
-        keeper: StoreKeeper,
-        tables: BrokerTables,
-        counters: Counters,
-        reads: Offload,
-        audit: AuditLog | None = None,
-        guard: AccessGuard | None = None,
+        self, runtime: BrokerRuntime, storage: BrokerStorage, security: BrokerSecurity
     ) -> None:
-        self._identity = identity
-        self._keeper = keeper
-        self._tables = tables
-        self._counters = counters
-        self._reads = reads
-        self._audit = audit
-        self._guard = guard
-        self._party = f"broker {identity.name}"
+        self._identity, self._counters = runtime.identity, runtime.counters
+        self._reads = runtime.reads
+        self._keeper, self._tables = storage.keeper, storage.tables
+        self._audit, self._guard = security.audit, security.guard
+        self._party = f"broker {runtime.identity.name}"
         self._gate: LeadershipGate | ConfirmedGate | None = None
         self._plain: PlainSends | None = None
         self.requests: dict[int, tuple[Row, Handler]] = {}

@@ -20,13 +20,10 @@ from functools import partial
 from heapq import nlargest
 from typing import Any
 
-from rmq_ray.clock import Clock
 from rmq_ray.errors import BrokerBusy, RmqError
 from rmq_ray.ports import Peer
 from rmq_ray.remoting.wire.frame import Command
-from rmq_ray.server.base.identity import Identity
-from rmq_ray.server.base.offload import Offload
-from rmq_ray.server.base.store_keeper import StoreKeeper
+from rmq_ray.server.base.runtime import BrokerRuntime
 from rmq_ray.server.core.retention_risk import (
     AtRisk,
     Committed,
@@ -34,7 +31,7 @@ from rmq_ray.server.core.retention_risk import (
     by_topic,
     groups_at_risk,
 )
-from rmq_ray.server.tables.broker_tables import BrokerTables
+from rmq_ray.server.tables.storage import BrokerStorage
 from rmq_ray.store.front.message_store import MessageStore
 from rmq_ray.store.reading.retention import RetentionReport, Room
 
@@ -55,19 +52,10 @@ RISK_CYCLES = 6
 class Upkeep:
     """Of one broker; loop only."""
 
-    def __init__(
-        self,
-        keeper: StoreKeeper,
-        identity: Identity,
-        tables: BrokerTables,
-        clock: Clock,
-        offload: Offload,
-    ) -> None:
-        self._keeper = keeper
-        self._identity = identity
-        self._tables = tables
-        self._clock = clock
-        self._offload = offload
+    def __init__(self, runtime: BrokerRuntime, storage: BrokerStorage) -> None:
+        self._identity, self._clock = runtime.identity, runtime.clock
+        self._offload = runtime.offload
+        self._keeper, self._tables = storage.keeper, storage.tables
         self._running = False
         self._cycles = 0
         self.risk = RetentionRisk()

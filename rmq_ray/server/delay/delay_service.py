@@ -19,11 +19,11 @@ from rmq_ray.codec.record import Record, decode_record
 from rmq_ray.errors import RecordAwaited, RmqError, StoreError
 from rmq_ray.model.message import REAL_TOPIC, RETRY_TOPIC, decode_properties
 from rmq_ray.model.topics import SCHEDULE_TOPIC
-from rmq_ray.protocol.delay import DelayLevels, queue_of_level, release
-from rmq_ray.server.base.counters import Counters
-from rmq_ray.server.base.store_keeper import StoreKeeper
-from rmq_ray.server.send.message_writer import MessageWriter, Origin
-from rmq_ray.server.send.own_writes import OwnWrites
+from rmq_ray.protocol.delay import queue_of_level, release
+from rmq_ray.server.base.runtime import BrokerRuntime
+from rmq_ray.server.send.message_writer import Origin
+from rmq_ray.server.send.writers import Writers
+from rmq_ray.server.tables.storage import BrokerStorage
 from rmq_ray.server.tables.waiting_counts import Budget, Look, WaitingCounts, together
 from rmq_ray.store.front.message_store import MessageStore
 
@@ -51,22 +51,15 @@ class _Level:
 class DelayService:
     """All levels of one broker."""
 
-    def __init__(
-        self,
-        levels: DelayLevels,
-        keeper: StoreKeeper,
-        writer: MessageWriter,
-        own: OwnWrites,
-        counters: Counters,
-    ) -> None:
-        self._own = own
-        self._delays = levels
-        self._keeper = keeper
-        self._writer = writer
-        self._counters = counters
-        self._levels = [_Level(level) for level in range(1, levels.highest + 1)]
+    def __init__(self, runtime: BrokerRuntime, storage: BrokerStorage, writers: Writers) -> None:
+        self._counters = runtime.counters
+        self._keeper = storage.keeper
+        self._writer, self._own, self._delays = writers.writer, writers.own, writers.levels
+        self._levels = [_Level(level) for level in range(1, writers.levels.highest + 1)]
         self._waiting = [
-            WaitingCounts(SCHEDULE_TOPIC, queue_of_level(state.level), own.is_gone, by_origin=True)
+            WaitingCounts(
+                SCHEDULE_TOPIC, queue_of_level(state.level), writers.own.is_gone, by_origin=True
+            )
             for state in self._levels
         ]
 

@@ -8,7 +8,6 @@ demands; 22 that it was due already, or is not here.
 
 from __future__ import annotations
 
-from rmq_ray.clock import Clock
 from rmq_ray.codec.record import Record, decode_record
 from rmq_ray.model.message import TIMER_OUT_MS, decode_properties
 from rmq_ray.model.topics import TIMER_TOPIC
@@ -17,8 +16,8 @@ from rmq_ray.protocol.timer import WAITING, RecallHandle, names_same
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import RecallHeader
-from rmq_ray.server.base.identity import Identity
-from rmq_ray.server.base.responses import AnswerFrom, Refused
+from rmq_ray.server.base.responses import Refused, Responder
+from rmq_ray.server.base.runtime import BrokerRuntime
 from rmq_ray.server.delay.timer_service import TimerService
 from rmq_ray.server.send.send_path import SendPath
 from rmq_ray.store.front.message_store import MessageStore
@@ -30,18 +29,12 @@ class RecallHandler:
     """One request code."""
 
     def __init__(
-        self,
-        path: SendPath,
-        timed: TimerService,
-        identity: Identity,
-        clock: Clock,
-        answer_from: AnswerFrom,
+        self, runtime: BrokerRuntime, path: SendPath, timed: TimerService, responder: Responder
     ) -> None:
+        self._identity, self._clock = runtime.identity, runtime.clock
         self._path = path
         self._timed = timed
-        self._identity = identity
-        self._clock = clock
-        self._later = answer_from
+        self._later = responder.answer_from
 
     def recall(self, command: Command, peer: Peer) -> Command | None:
         """370."""

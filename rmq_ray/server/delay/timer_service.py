@@ -34,7 +34,6 @@ from rmq_ray.codec.record import Record, decode_record
 from rmq_ray.codec.store_files import BLANK_SIZE
 from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import BrokerBusy, RmqError, StoreError, StoreUnreadable
-from rmq_ray.files import FileSystem
 from rmq_ray.model.message import (
     REAL_TOPIC,
     TIMER_CANCELS,
@@ -46,12 +45,10 @@ from rmq_ray.model.topics import TIMER_TOPIC
 from rmq_ray.protocol.due_window import SET_BACK_MS, Due, DueWindow, OffsetSet, nearest
 from rmq_ray.protocol.timer import CANCELLED, DUE_MS_MIN, WAITING, cancelling, release_timed, rolled
 from rmq_ray.server.base.config_saver import ConfigSaver
-from rmq_ray.server.base.counters import Counters
-from rmq_ray.server.base.offload import Offload
-from rmq_ray.server.base.store_keeper import StoreKeeper
-from rmq_ray.server.send.message_writer import MessageWriter, Origin
-from rmq_ray.server.send.own_writes import OwnWrites
-from rmq_ray.server.tables.topic_table import TopicTable
+from rmq_ray.server.base.runtime import BrokerRuntime
+from rmq_ray.server.send.message_writer import Origin
+from rmq_ray.server.send.writers import Writers
+from rmq_ray.server.tables.storage import BrokerStorage
 from rmq_ray.server.tables.waiting_counts import Budget, Look, WaitingCounts, Waits
 from rmq_ray.store.front.message_store import MessageStore
 
@@ -77,25 +74,14 @@ class _Unsafe:
 class TimerService:
     """Of one broker."""
 
-    def __init__(
-        self,
-        config: BrokerConfig,
-        keeper: StoreKeeper,
-        writer: MessageWriter,
-        own: OwnWrites,
-        topics: TopicTable,
-        counters: Counters,
-        files: FileSystem,
-        offload: Offload,
-    ) -> None:
+    def __init__(self, runtime: BrokerRuntime, storage: BrokerStorage, writers: Writers) -> None:
+        config, offload = runtime.config, runtime.offload
         self._config = config
-        self._keeper = keeper
-        self._writer = writer
-        self._own = own
-        self._topics = topics
-        self._counters = counters
+        self._keeper, self._topics = storage.keeper, storage.tables.topics
+        self._writer, self._own = writers.writer, writers.own
+        self._counters = runtime.counters
         self._offload = offload
-        self._file = timer_file(files, f"{config.store.path}/rmq_ray/timer.json")
+        self._file = timer_file(runtime.files, f"{config.store.path}/rmq_ray/timer.json")
         self._saver: ConfigSaver[TimerProgress] = ConfigSaver(
             "timer.json", self._snapshot, self._file.save, offload
         )
@@ -106,7 +92,7 @@ class TimerService:
         self._found = TimerProgress()
         self._gone = 0  # messages that waited and do not any more
         self._life = 0
-        self._by_topic = WaitingCounts(TIMER_TOPIC, WAITING, own.is_gone)
+        self._by_topic = WaitingCounts(TIMER_TOPIC, WAITING, writers.own.is_gone)
         self._reset(TimerProgress())
 
     def configure(self, config: BrokerConfig) -> None:

@@ -24,6 +24,7 @@ from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, Command
 from rmq_ray.remoting.wire.headers import ConsumerGroupHeader, UnregisterClientHeader
 from rmq_ray.server.base.counters import Counters
+from rmq_ray.server.base.runtime import BrokerRuntime
 from rmq_ray.server.groups.membership import (
     Client,
     ConsumerTable,
@@ -32,8 +33,7 @@ from rmq_ray.server.groups.membership import (
     divides_queues,
     refusal_to_join,
 )
-from rmq_ray.server.tables.group_table import GroupTable
-from rmq_ray.server.tables.topic_table import TopicTable
+from rmq_ray.server.tables.broker_tables import BrokerTables
 
 log = logging.getLogger("rmq_ray.server")
 TOLD_CHARS_MAX = 2_000
@@ -43,20 +43,14 @@ class GroupHandlers:
     """34, 35, 38 and the housekeeping of silent connections."""
 
     def __init__(
-        self,
-        members: GroupMembership,
-        groups: GroupTable,
-        topics: TopicTable,
-        counters: Counters,
-        clock: Clock,
-        watch: SubscriptionWatch,
+        self, runtime: BrokerRuntime, tables: BrokerTables, members: GroupMembership
     ) -> None:
+        self._clock, self._counters = runtime.clock, runtime.counters
+        self._groups, self._topics = tables.groups, tables.topics
         self._members = members
-        self._groups = groups
-        self._topics = topics
-        self._counters = counters
-        self._clock = clock
-        self._watch = watch
+        self._watch = SubscriptionWatch(
+            members.consumers, tables.filters, runtime.counters, runtime.clock
+        )
         self._notice = 0
 
     def heartbeat(self, command: Command, peer: Peer) -> Command:

@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, cast
 
-from rmq_ray.clock import Clock
 from rmq_ray.codec.record import parse_offset_message_id
 from rmq_ray.errors import RemotingError
 from rmq_ray.model.groups import ConsumeType
@@ -35,14 +34,12 @@ from rmq_ray.remoting.wire.group_headers import (
     ResetOffsetHeader,
     RunningInfoHeader,
 )
-from rmq_ray.server.base.identity import Identity
-from rmq_ray.server.base.responses import AnswerFrom, Refused
+from rmq_ray.server.base.responses import Refused, Responder
+from rmq_ray.server.base.runtime import BrokerRuntime
 from rmq_ray.server.base.statistics import Statistics
-from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.server.groups import consume_stats
 from rmq_ray.server.groups.membership import Client, ConsumerGroup, GroupMembership
-from rmq_ray.server.tables.offset_table import OffsetTable
-from rmq_ray.server.tables.topic_table import TopicTable
+from rmq_ray.server.tables.storage import BrokerStorage
 from rmq_ray.store.front.message_store import MessageStore
 from rmq_ray.store.reading.record_lookup import shown
 
@@ -56,23 +53,18 @@ class GroupOperations:
 
     def __init__(
         self,
-        keeper: StoreKeeper,
-        identity: Identity,
-        topics: TopicTable,
-        offsets: OffsetTable,
+        runtime: BrokerRuntime,
+        storage: BrokerStorage,
         members: GroupMembership,
-        clock: Clock,
-        answer_from: AnswerFrom,
         statistics: Statistics,
+        responder: Responder,
     ) -> None:
-        self._statistics = statistics
-        self._keeper = keeper
-        self._identity = identity
-        self._topics = topics
-        self._offsets = offsets
+        self._identity, self._clock = runtime.identity, runtime.clock
+        self._keeper = storage.keeper
+        self._topics, self._offsets = storage.tables.topics, storage.tables.offsets
         self._members = members
-        self._clock = clock
-        self._later = answer_from
+        self._statistics = statistics
+        self._later = responder.answer_from
         self._number = 0
 
     # --- positions --------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import msgpack
 
-from rmq_ray.clock import Clock
 from rmq_ray.errors import MalformedFrame
 from rmq_ray.ports import Peer
 from rmq_ray.remoting.wire import bodies_admin
@@ -27,12 +26,12 @@ from rmq_ray.remoting.wire.headers import (
     SearchOffsetHeader,
     UpdateOffsetHeader,
 )
-from rmq_ray.server.base.responses import AnswerFrom
-from rmq_ray.server.base.store_keeper import StoreKeeper
+from rmq_ray.server.base.responses import Responder
+from rmq_ray.server.base.runtime import BrokerRuntime
 from rmq_ray.server.groups.beginning import first_offset
 from rmq_ray.server.groups.membership import GroupMembership
-from rmq_ray.server.tables.broker_tables import BrokerTables
 from rmq_ray.server.tables.offset_table import Commit, cut_offset
+from rmq_ray.server.tables.storage import BrokerStorage
 from rmq_ray.store.front.message_store import MessageStore
 
 TOPICS_PER_REQUEST_MAX = 10_000
@@ -43,15 +42,15 @@ class OffsetHandlers:
 
     def __init__(
         self,
-        keeper: StoreKeeper,
-        tables: BrokerTables,
+        runtime: BrokerRuntime,
+        storage: BrokerStorage,
         members: GroupMembership,
-        answer_from: AnswerFrom,
-        clock: Clock,
+        responder: Responder,
     ) -> None:
-        self._clock = clock
-        self._later = answer_from
-        self._keeper = keeper
+        tables = storage.tables
+        self._clock = runtime.clock
+        self._later = responder.answer_from
+        self._keeper = storage.keeper
         self._topics, self._groups, self._offsets = tables.topics, tables.groups, tables.offsets
         self._save = tables.save_offsets
         self._members = members

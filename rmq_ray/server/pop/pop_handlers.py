@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 
-from rmq_ray.clock import Clock
 from rmq_ray.codec.record import headers
 from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import RmqError, TooManyRequests
@@ -33,7 +32,6 @@ from rmq_ray.model.pulling import GetMessageStatus
 from rmq_ray.model.topics import Permission, retry_topic
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.pop import Key, PopQueue, mask_bytes, mask_of
-from rmq_ray.protocol.rate_limit import RateLimiter
 from rmq_ray.protocol.redelivery import is_last_try
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
@@ -52,17 +50,15 @@ from rmq_ray.remoting.wire.pops import (
     unpack_settle,
 )
 from rmq_ray.remoting.wire.records import PullRecords
-from rmq_ray.server.base.counters import Counters
-from rmq_ray.server.base.offload import Offload
-from rmq_ray.server.base.responses import Answer, Refused
-from rmq_ray.server.base.store_keeper import StoreKeeper
+from rmq_ray.server.base.responses import Refused, Responder
+from rmq_ray.server.base.runtime import BrokerRuntime
 from rmq_ray.server.groups.beginning import first_offset
+from rmq_ray.server.groups.membership import GroupMembership
 from rmq_ray.server.pop.pop_ledger import PopLedger
 from rmq_ray.server.pop.pop_waiting import PopWaiting, WaitingPop, Wish
-from rmq_ray.server.pull.delayed_pulls import DelayedPulls
-from rmq_ray.server.pull.parked_pulls import ParkedPulls
 from rmq_ray.server.pull.pull_filters import EVERYTHING, PullFilters, Wanted
-from rmq_ray.server.pull.pull_handlers import PullTables
+from rmq_ray.server.pull.pull_handlers import PullHandlers
+from rmq_ray.server.tables.storage import BrokerStorage
 from rmq_ray.store.front.message_store import MessageStore
 from rmq_ray.store.reading.filtered_reading import Condition
 from rmq_ray.store.reading.log_reader import GetResult
@@ -83,49 +79,42 @@ class Look(Enum):
 
 
 class PopHandlers:
-    """``answer(command, peer, run)``: send what ``run`` returns or the refusal it raises.
-    ``move()``: look for due messages soon.
-    """
+    """``pulls``: beside whose pulls pops wait. ``move()``: look for due messages soon."""
 
-    def __init__(  # noqa: PLR0913 - what a pop touches
+    def __init__(
         self,
-        keeper: StoreKeeper,
-        tables: PullTables,
+        runtime: BrokerRuntime,
+        storage: BrokerStorage,
+        members: GroupMembership,
+        pulls: PullHandlers,
         ledger: PopLedger,
-        parked: ParkedPulls[Any],
-        delayed: DelayedPulls,
-        limiter: RateLimiter,
-        counters: Counters,
-        clock: Clock,
-        config: BrokerConfig,
-        answer: Answer,
-        offload: Offload,
-        reads: Offload,
+        responder: Responder,
+        *,
         move: Callable[[], None],
     ) -> None:
-        self._keeper = keeper
-        self._tables = tables
+        tables = storage.tables
+        self._config, self._identity = runtime.config, runtime.identity
+        self._clock, self._counters = runtime.clock, runtime.counters
+        self._reads = runtime.reads
+        self._keeper, self._tables = storage.keeper, tables
+        self._limiter = tables.settings.limiter
+        self._members = members
+        self._delayed = pulls.delayed
         self._ledger = ledger
-        self._delayed = delayed
-        self._limiter = limiter
-        self._clock = clock
-        self._counters = counters
-        self._config = config
-        self._answer = answer
-        self._reads = reads
-        self._filters = PullFilters(tables.members, tables.filters, config.property_filter)
+        self._answer = responder.answer
+        self._filters = PullFilters(members, tables.filters, runtime.config.property_filter)
         self._move = move
         self._turn = 0
         self._withdrawn: OrderedDict[int, None] = OrderedDict()
         """Attempts for which nobody waits any more, the newest last."""
         self.waiting = PopWaiting(
-            parked,
-            offload.post,
+            pulls.parked,
+            runtime.offload.post,
             self._serve_waiting,
             self._wishes,
             self._give_up,
-            clock,
-            config.parked_pulls_max,
+            runtime.clock,
+            runtime.config.parked_pulls_max,
         )
 
     def configure(self, config: BrokerConfig) -> None:
@@ -226,9 +215,9 @@ class PopHandlers:
                 f"subscription group [{pop.group}] does not exist; create it",
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
             )
-        if not tables.identity.readable or not group.consume_enable:
+        if not self._identity.readable or not group.consume_enable:
             raise Refused(
-                f"group {pop.group} may not consume from {tables.identity.name}",
+                f"group {pop.group} may not consume from {self._identity.name}",
                 ResponseCode.NO_PERMISSION,
             )
         topic = tables.topics.get(pop.topic)
@@ -240,14 +229,14 @@ class PopHandlers:
             raise Refused(
                 f"the topic[{pop.topic}] pulling message is forbidden", ResponseCode.NO_PERMISSION
             )
-        found = tables.members.consumers.find(pop.group)
+        found = self._members.consumers.find(pop.group)
         if found is not None and found.consume_type is not ConsumeType.CONSUME_POP:
             raise Refused(
                 f"group {pop.group} is used by push or pull consumers "
                 f"({', '.join(found.client_ids[:3])}); receive as another group, or stop them",
                 ResponseCode.GROUP_IN_OTHER_USE,
             )
-        if found is None or not tables.members.is_member(pop.group, peer):
+        if found is None or not self._members.is_member(pop.group, peer):
             raise Refused(
                 f"this client is no consumer of group {pop.group}; send a heartbeat first",
                 ResponseCode.SUBSCRIPTION_NOT_EXIST,

@@ -12,28 +12,23 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
-from rmq_ray.clock import Clock
 from rmq_ray.codec.record import Record, decode_record, offset_message_id
-from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import RmqError
-from rmq_ray.files import FileSystem
 from rmq_ray.model.message import decode_properties
 from rmq_ray.model.topics import GroupConfig, dlq_topic, retry_topic
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.pop import Expired
-from rmq_ray.protocol.rate_limit import RateLimiter
 from rmq_ray.protocol.redelivery import copy_properties, decide, max_times
-from rmq_ray.server.base.offload import Offload
-from rmq_ray.server.base.responses import Answer
+from rmq_ray.server.base.responses import Responder
+from rmq_ray.server.base.runtime import BrokerRuntime
+from rmq_ray.server.groups.membership import GroupMembership
 from rmq_ray.server.pop.pop_handlers import PopHandlers
 from rmq_ray.server.pop.pop_ledger import PopLedger
-from rmq_ray.server.pull.delayed_pulls import DelayedPulls
-from rmq_ray.server.pull.parked_pulls import ParkedPulls
-from rmq_ray.server.pull.pull_handlers import PullTables
-from rmq_ray.server.send.message_writer import MessageWriter, Origin
-from rmq_ray.server.send.send_path import SendPath
+from rmq_ray.server.pull.pull_handlers import PullHandlers
+from rmq_ray.server.send.message_writer import Origin
+from rmq_ray.server.send.writers import Writers
+from rmq_ray.server.tables.storage import BrokerStorage
 from rmq_ray.store.front.message_store import MessageStore
 from rmq_ray.store.tables.pop_journal import PopJournal
 
@@ -45,48 +40,30 @@ DEAD, BY_COUNT = -1, 0  # delay levels of a send-back
 
 
 class PopService:
-    """The parts of popping. ``offload``: threads for the journal; ``reads``: for cold records."""
+    """The parts of popping."""
 
-    def __init__(  # noqa: PLR0913 - what popping touches
+    def __init__(
         self,
-        config: BrokerConfig,
-        files: FileSystem,
-        path: SendPath,
-        writer: MessageWriter,
-        tables: PullTables,
-        parked: ParkedPulls[Any],
-        delayed: DelayedPulls,
-        limiter: RateLimiter,
-        clock: Clock,
-        answer: Answer,
-        offload: Offload,
-        reads: Offload,
+        runtime: BrokerRuntime,
+        storage: BrokerStorage,
+        writers: Writers,
+        members: GroupMembership,
+        pulls: PullHandlers,
+        responder: Responder,
     ) -> None:
-        self._clock = clock
-        self._offload = offload
+        self._clock = runtime.clock
+        self._offload = runtime.offload
         self._planned = False
         self.ledger = PopLedger(
-            PopJournal(f"{config.store.path}/rmq_ray/pop.journal", files),
-            tables.offsets,
-            clock,
-            offload,
+            PopJournal(f"{runtime.config.store.path}/rmq_ray/pop.journal", runtime.files),
+            storage.tables.offsets,
+            runtime.clock,
+            runtime.offload,
             lambda group: self.handlers.waiting.wake_group(group),
         )
-        self._mover = PopMover(self.ledger, path, writer, tables.groups.find, reads)
+        self._mover = PopMover(runtime, storage, writers, self.ledger)
         self.handlers = PopHandlers(
-            path.keeper,
-            tables,
-            self.ledger,
-            parked,
-            delayed,
-            limiter,
-            path.counters,
-            clock,
-            config,
-            answer,
-            offload,
-            reads,
-            self._move_soon,
+            runtime, storage, members, pulls, self.ledger, responder, move=self._move_soon
         )
 
     def read(self) -> None:
@@ -147,18 +124,12 @@ class PopMover:
     """
 
     def __init__(
-        self,
-        ledger: PopLedger,
-        path: SendPath,
-        writer: MessageWriter,
-        group_of: Callable[[str], GroupConfig | None],
-        reads: Offload,
+        self, runtime: BrokerRuntime, storage: BrokerStorage, writers: Writers, ledger: PopLedger
     ) -> None:
+        self._counters, self._reads = runtime.counters, runtime.reads
+        self._keeper, self._tables = storage.keeper, storage.tables
+        self._writer = writers.writer
         self._ledger = ledger
-        self._path = path
-        self._writer = writer
-        self._group_of = group_of
-        self._reads = reads
         self._turn = 0
         self._unsettled: deque[tuple[int, Expired]] = deque()
 
@@ -166,7 +137,7 @@ class PopMover:
         """Move what is due at ``now_ms`` (wall clock). True when more is due already: call again
         soon.
         """
-        store = self._path.keeper.store
+        store = self._keeper.store
         if store is None:
             return False
         self._settle(store)
@@ -196,7 +167,7 @@ class PopMover:
                 error,
             )
             self._ledger.table.not_moved(one.key, one.lease_id, 1 << one.index, now_ms + AGAIN_MS)
-            self._path.keeper.check(error)
+            self._keeper.check(error)
 
     def _look_up(self, store: MessageStore, one: Expired, now_ms: int) -> None:
         _, topic, queue_id = one.key
@@ -221,7 +192,7 @@ class PopMover:
         self._copy(store, one, outcome, now_ms)
 
     def _copy(self, store: MessageStore, one: Expired, raw: bytes | None, now_ms: int) -> None:
-        group = self._group_of(one.key[0])
+        group = self._tables.groups.find(one.key[0])
         if raw is None or group is None:
             self._ledger.moved(one)  # retention took the record, or nobody is there to get it
             return
@@ -233,7 +204,7 @@ class PopMover:
             max_times(group, one.retries_max),
         )
         topic, queue_id = self._target(group, plan.dead)
-        if topic in self._path.pending_topics:  # not on disk yet: a crash would forget the topic
+        if topic in self._tables.pending_topics:  # not on disk yet: a crash would forget the topic
             self._ledger.table.not_moved(one.key, one.lease_id, 1 << one.index, now_ms + AGAIN_MS)
             return
         properties = copy_properties(
@@ -245,8 +216,8 @@ class PopMover:
         if not plan.dead:
             self._ledger.expect((group.name, topic, queue_id), store.bounds(topic, queue_id)[0])
         result = self._writer.put(topic, queue_id, record.body, properties, origin)
-        self._path.counters.sent_back += 1
-        self._path.counters.dead_letters += plan.dead
+        self._counters.sent_back += 1
+        self._counters.dead_letters += plan.dead
         self._ledger.counters.dead += plan.dead
         self._ledger.counters.redelivered += not plan.dead
         self._unsettled.append((result.end_log_offset, one))
@@ -254,13 +225,13 @@ class PopMover:
     def _target(self, group: GroupConfig, dead: bool) -> tuple[str, int]:
         topic = dlq_topic(group.name) if dead else retry_topic(group.name)
         queues = 1 if dead else group.retry_queues
-        config = self._path.topics.create_internal(topic, queues)
+        config = self._tables.topics.create_internal(topic, queues)
         self._turn += 1
         return topic, self._turn % max(1, min(config.write_queues, queues))
 
     def _settle(self, store: MessageStore) -> None:
         """Originals whose copies are on the disk, and at whoever is master next, are done."""
-        durable, waiting = self._path.keeper.covered(store.flushed_offset), self._unsettled
+        durable, waiting = self._keeper.covered(store.flushed_offset), self._unsettled
         while waiting and waiting[0][0] <= durable:
             _, one = waiting.popleft()
             try:

@@ -25,8 +25,6 @@ from rmq_ray.model.message import KEYS, TAGS
 from rmq_ray.model.pulling import GetMessageStatus, PullSysFlag
 from rmq_ray.model.topics import OFFSET_MOVED_TOPIC, GroupConfig, Permission
 from rmq_ray.ports import Peer
-from rmq_ray.protocol.filters.filter_table import FilterTable
-from rmq_ray.protocol.rate_limit import RateLimiter
 from rmq_ray.remoting.wire import bodies
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
@@ -38,11 +36,8 @@ from rmq_ray.remoting.wire.records import (
     unpack_pull,
     unpack_scan,
 )
-from rmq_ray.server.base.counters import Counters
-from rmq_ray.server.base.identity import Identity
-from rmq_ray.server.base.offload import Offload
-from rmq_ray.server.base.responses import Answer, AnswerFrom, Refused
-from rmq_ray.server.base.store_keeper import StoreKeeper
+from rmq_ray.server.base.responses import Refused, Responder
+from rmq_ray.server.base.runtime import BrokerRuntime
 from rmq_ray.server.groups.membership import GroupMembership, refusal_to_pull
 from rmq_ray.server.pull.delayed_pulls import DelayedPulls
 from rmq_ray.server.pull.parked_pulls import ParkedPulls
@@ -56,9 +51,8 @@ from rmq_ray.server.pull.pull_results import (
     suggested_broker,
 )
 from rmq_ray.server.send.message_writer import MessageWriter
-from rmq_ray.server.tables.group_table import GroupTable
-from rmq_ray.server.tables.offset_table import OffsetTable, cut_offset
-from rmq_ray.server.tables.topic_table import TopicTable
+from rmq_ray.server.tables.offset_table import cut_offset
+from rmq_ray.server.tables.storage import BrokerStorage
 from rmq_ray.store.front.message_store import MessageStore
 from rmq_ray.store.reading.filtered_reading import Condition
 from rmq_ray.store.reading.log_reader import GetResult
@@ -82,18 +76,6 @@ AWAIT_MS = 20  # a slave's copy of a broken record is there after a few ms
 
 
 @dataclass(frozen=True, slots=True)
-class PullTables:
-    """What the checks of a pull read."""
-
-    identity: Identity
-    topics: TopicTable
-    groups: GroupTable
-    members: GroupMembership
-    offsets: OffsetTable
-    filters: FilterTable
-
-
-@dataclass(frozen=True, slots=True)
 class _Pull:
     """One pull; ``command`` without its body carries opaque and form of the answer. ``ours``:
     PULL_RECORDS. ``deadline_ms``: until when it is held, on the wall clock; 0 = it was not held
@@ -107,35 +89,29 @@ class _Pull:
 
 
 class PullHandlers:
-    """``answer`` and ``answer_from``: see ``base.responses``."""
+    """Serves pulls, and parks those that find nothing (``parked``)."""
 
-    def __init__(  # noqa: PLR0913 - what a pull touches
+    def __init__(
         self,
-        keeper: StoreKeeper,
-        tables: PullTables,
+        runtime: BrokerRuntime,
+        storage: BrokerStorage,
+        members: GroupMembership,
         writer: MessageWriter,
-        counters: Counters,
-        clock: Clock,
-        config: BrokerConfig,
-        offload: Offload,
-        answer: Answer,
-        answer_from: AnswerFrom,
-        limiter: RateLimiter,
+        responder: Responder,
     ) -> None:
-        self._limiter = limiter
-        self.delayed = DelayedPulls(clock, config.parked_pulls_max)
+        config, tables = runtime.config, storage.tables
+        self._config, self._identity = config, runtime.identity
+        self._clock, self._counters = runtime.clock, runtime.counters
+        self._keeper, self._tables = storage.keeper, tables
+        self._limiter = tables.settings.limiter
+        self._members = members
+        self._moved = MovedEvents(writer, runtime.clock)
+        self._answer, self._answer_from = responder.answer, responder.answer_from
+        self.delayed = DelayedPulls(runtime.clock, config.parked_pulls_max)
         """What waits for its limit, pops too."""
-        self._keeper = keeper
-        self._tables = tables
-        self._moved = MovedEvents(writer, clock)
-        self._counters = counters
-        self._clock = clock
-        self._config = config
-        self._answer = answer
-        self._answer_from = answer_from
-        self.filters = PullFilters(tables.members, tables.filters, config.property_filter)
+        self.filters = PullFilters(members, tables.filters, config.property_filter)
         self.parked: ParkedPulls[Any] = ParkedPulls(
-            self._wake, self._max_offset, clock, offload, config
+            self._wake, self._max_offset, runtime.clock, runtime.offload, config
         )
 
     def _max_offset(self, topic: str, queue_id: int) -> int:
@@ -315,14 +291,14 @@ class PullHandlers:
     ) -> Command | None:
         asked, tables = pull.asked, self._tables
         code = response_code(result.status, asked.offset)
-        if code == PULL_OFFSET_MOVED and tables.identity.is_slave:
+        if code == PULL_OFFSET_MOVED and self._identity.is_slave:
             # Its master may have what is not here: the reader stays where it is.
             code, result = PULL_NOT_FOUND, replace(result, next_offset=asked.offset)
         if first:
             self._commit(asked, peer)
-            if tables.members.is_member(asked.group, peer):
+            if self._members.is_member(asked.group, peer):
                 tables.offsets.pulled(
-                    asked.topic, asked.group, asked.queue_id, tables.members.client_of(peer)
+                    asked.topic, asked.group, asked.queue_id, self._members.client_of(peer)
                 )
             if (
                 code == PULL_NOT_FOUND
@@ -343,7 +319,7 @@ class PullHandlers:
             self._counters.offset_moved += 1
             self._moved.tell(
                 asked.group,
-                MessageQueue(asked.topic, tables.identity.name, asked.queue_id),
+                MessageQueue(asked.topic, self._identity.name, asked.queue_id),
                 asked.offset,
                 result.next_offset,
             )
@@ -460,8 +436,8 @@ class PullHandlers:
 
     def _commit(self, asked: PullRecords, peer: Peer) -> None:
         tables = self._tables
-        if asked.sys_flag & COMMIT and not tables.identity.is_slave:
-            if asked.lock_epoch and tables.members.is_fenced(
+        if asked.sys_flag & COMMIT and not self._identity.is_slave:
+            if asked.lock_epoch and self._members.is_fenced(
                 asked.group, asked.topic, asked.queue_id, asked.lock_epoch
             ):
                 tables.offsets.fence()
@@ -470,7 +446,7 @@ class PullHandlers:
                 asked.topic, asked.group, asked.queue_id, asked.commit_offset
             ):
                 return  # a pull goes on; who wants the group to go back commits that
-            client, holder = tables.members.committing(
+            client, holder = self._members.committing(
                 peer, asked.group, asked.topic, asked.queue_id, asked.lock_epoch
             )
             store = self._store()
@@ -491,7 +467,7 @@ class PullHandlers:
             )
 
     def _check_group(self, name: str) -> GroupConfig:
-        identity = self._tables.identity
+        identity = self._identity
         if not identity.readable:
             raise Refused(
                 f"the broker[{identity.address}] pulling message is forbidden",
@@ -525,7 +501,7 @@ class PullHandlers:
             )
 
     def _filter(self, asked: PullRecords, group: GroupConfig) -> Wanted:
-        popped = refusal_to_pull(self._tables.members.consumers.find(asked.group))
+        popped = refusal_to_pull(self._members.consumers.find(asked.group))
         if popped is not None:
             raise Refused(popped, ResponseCode.GROUP_IN_OTHER_USE)
         if asked.sys_flag & INLINE:

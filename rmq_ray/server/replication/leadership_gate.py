@@ -12,11 +12,11 @@ nothing is written to its log and nothing acknowledged.
 
 from __future__ import annotations
 
-from rmq_ray.config import BrokerConfig, ReplicationMode
+from rmq_ray.config import ReplicationMode
 from rmq_ray.errors import StoreNotReady
 from rmq_ray.remoting.request_table import Fence
 from rmq_ray.server.base.identity import Identity
-from rmq_ray.server.base.store_keeper import StoreKeeper
+from rmq_ray.server.base.runtime import BrokerRuntime
 from rmq_ray.server.replication.leadership import Leadership
 from rmq_ray.server.replication.replication import Replication
 from rmq_ray.store.front.message_store import MessageStore
@@ -45,19 +45,16 @@ class LeadershipGate:
 
     def __init__(
         self,
+        runtime: BrokerRuntime,
+        replication: Replication,
         leadership: Leadership,
         epoch: int | None,
-        identity: Identity,
-        keeper: StoreKeeper,
-        replication: Replication,
-        config: BrokerConfig,
     ) -> None:
         self.leadership = leadership
         self.epoch = epoch
-        self._identity = identity
-        self._keeper = keeper
+        self._identity = runtime.identity
         self._replication = replication
-        self._waits = config.replication is ReplicationMode.SYNC_MASTER
+        self._waits = runtime.config.replication is ReplicationMode.SYNC_MASTER
         self._told = False
 
     def serving(self, store: MessageStore) -> None:

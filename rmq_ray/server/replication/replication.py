@@ -22,11 +22,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from rmq_ray.clock import Clock
 from rmq_ray.codec.config_files import TimerProgress
-from rmq_ray.config import BODY_BYTES_MAX, BrokerConfig, FlushMode, ReplicationMode
+from rmq_ray.config import BODY_BYTES_MAX, FlushMode, ReplicationMode
 from rmq_ray.errors import BrokerBusy, LogDiverged
-from rmq_ray.files import FileSystem
 from rmq_ray.model.replica_roles import replica_of, slave_id
 from rmq_ray.ports import Peer
 from rmq_ray.protocol.election.copies import not_delivered
@@ -49,12 +47,11 @@ from rmq_ray.remoting.wire.replicas import (
     unpack_given,
     unpack_replicate,
 )
-from rmq_ray.server.base.identity import Identity
-from rmq_ray.server.base.offload import Offload
-from rmq_ray.server.base.responses import Answer, AnswerFrom, Refused
-from rmq_ray.server.base.store_keeper import StoreKeeper
+from rmq_ray.server.base.responses import Refused, Responder
+from rmq_ray.server.base.runtime import BrokerRuntime
 from rmq_ray.server.replication.leadership import Leadership
 from rmq_ray.server.replication.mender import Mender
+from rmq_ray.server.tables.storage import BrokerStorage
 from rmq_ray.store.front.message_store import MessageStore
 from rmq_ray.store.log.log_lineage import read_origin
 from rmq_ray.store.replication.log_source import (
@@ -85,36 +82,29 @@ class _Held:
 
 class Replication:
     """``settle()``: more may be visible and acknowledged now. ``timer()``: how far messages with a
-    delivery time were delivered. ``versions()``: of the tables that slaves keep.
+    delivery time were delivered. ``leadership``, ``epoch``: under a controller, and of which epoch
+    this is the master.
     """
 
-    def __init__(  # noqa: PLR0913 - what replication touches
+    def __init__(
         self,
-        config: BrokerConfig,
-        identity: Identity,
-        keeper: StoreKeeper,
-        clock: Clock,
-        files: FileSystem,
-        offload: Offload,
-        answer: Answer,
-        answer_from: AnswerFrom,
+        runtime: BrokerRuntime,
+        storage: BrokerStorage,
+        responder: Responder,
+        *,
         settle: Callable[[], None],
         timer: Callable[[], TimerProgress],
-        versions: Callable[[], tuple[int, ...]],
-        leadership: Leadership | None = None,
-        epoch: int | None = None,
+        leadership: Leadership | None,
+        epoch: int | None,
     ) -> None:
-        self._config = config
-        self._identity = identity
-        self._keeper = keeper
-        self._clock = clock
-        self._offload = offload
-        self._files = files
-        self._answer = answer
-        self._answer_from = answer_from
+        config, identity = runtime.config, runtime.identity
+        self._config, self._identity = config, identity
+        self._clock, self._offload, self._files = runtime.clock, runtime.offload, runtime.files
+        self._keeper = storage.keeper
+        self._answer, self._answer_from = responder.answer, responder.answer_from
         self._settle = settle
         self._timer = timer
-        self._versions = versions
+        self._versions = storage.tables.versions
         self._held: dict[int, _Held] = {}
         self._peers: dict[int, Peer] = {}
         self._planned = False
@@ -128,7 +118,9 @@ class Replication:
         self.followers = Followers(
             config.copies_min, config.in_sync_lag_ms, flush_counts=flush_counts, waits=self.sync
         )
-        self._mender = Mender(keeper, clock, offload, self.followers.all, self._ask)
+        self._mender = Mender(
+            storage.keeper, runtime.clock, runtime.offload, self.followers.all, self._ask
+        )
         self._reported: set[int] = set()
 
     # --- the broker's events ----------------------------------------------------------------------

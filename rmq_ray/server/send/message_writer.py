@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rmq_ray.clock import Clock
 from rmq_ray.errors import StoreNotReady
 from rmq_ray.model.ids import FrameId
 from rmq_ray.model.message import CLUSTER, FRAME, TIMER_OUT_MS, WAIT, SysFlag, encode_properties
@@ -21,13 +20,13 @@ from rmq_ray.model.topics import TIMER_TOPIC
 from rmq_ray.protocol.delay import DelayLevels, park, requested_level
 from rmq_ray.protocol.due_window import SET_BACK_MS
 from rmq_ray.protocol.timer import asked_due_ms, is_timed, park_until
-from rmq_ray.server.base.counters import Counters
-from rmq_ray.server.base.identity import Identity
+from rmq_ray.server.base.runtime import BrokerRuntime
 from rmq_ray.server.base.store_keeper import StoreKeeper
 from rmq_ray.store.frames.single_message import StoredMessage
 from rmq_ray.store.front.message_store import AppendResult
 
 NOT_STORED = (WAIT, FRAME)
+HOUR_MS = 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,25 +50,16 @@ NEW = Origin()
 class MessageWriter:
     """Writes single messages of one broker."""
 
-    def __init__(
-        self,
-        keeper: StoreKeeper,
-        identity: Identity,
-        levels: DelayLevels,
-        clock: Clock,
-        host: tuple[str, int],
-        delay_ms_max: int,
-        counters: Counters,
-    ) -> None:
-        self._counters = counters
-        self._delay_ms_max = delay_ms_max
+    def __init__(self, runtime: BrokerRuntime, keeper: StoreKeeper, levels: DelayLevels) -> None:
+        self._counters = runtime.counters
+        self._delay_ms_max = runtime.config.timer_max_delay_hours * HOUR_MS
         self.timer_floor_ms = 0
         """Up to here the timer has delivered: nothing that is written from now on is due before."""
         self._keeper = keeper
-        self._identity = identity
+        self._identity = runtime.identity
         self._levels = levels
-        self._clock = clock
-        self._host = host
+        self._clock = runtime.clock
+        self._host = runtime.store_host
 
     def put(
         self,

@@ -18,8 +18,8 @@ import logging
 
 from rmq_ray.model.topics import TopicConfig
 from rmq_ray.server.base.counters import Counters
-from rmq_ray.server.base.store_keeper import StoreKeeper
-from rmq_ray.server.tables.topic_table import QUEUES_MAX, TopicTable
+from rmq_ray.server.tables.storage import BrokerStorage
+from rmq_ray.server.tables.topic_table import QUEUES_MAX
 
 log = logging.getLogger("rmq_ray.server")
 TOLD_MAX = 1_000
@@ -28,9 +28,8 @@ TOLD_MAX = 1_000
 class OwnWrites:
     """Of one broker; loop only."""
 
-    def __init__(self, keeper: StoreKeeper, topics: TopicTable, counters: Counters) -> None:
-        self._keeper = keeper
-        self._topics = topics
+    def __init__(self, storage: BrokerStorage, counters: Counters) -> None:
+        self._keeper, self._topics = storage.keeper, storage.tables.topics
         self._counters = counters
         self._told: set[str] = set()
 

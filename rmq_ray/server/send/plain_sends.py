@@ -36,7 +36,7 @@ from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, JSON, Command, encode_bytes
 from rmq_ray.remoting.wire.header import HeaderInvalid
 from rmq_ray.remoting.wire.headers import SendHeader
-from rmq_ray.server.base.identity import Identity
+from rmq_ray.server.base.runtime import BrokerRuntime
 from rmq_ray.server.send.send_path import WRITE, SendPath
 from rmq_ray.server.tables.topic_table import is_internal
 from rmq_ray.store.frames.mixed_frame import MESSAGES_MAX
@@ -91,21 +91,14 @@ class PlainMessage(NamedTuple):
 class PlainSends:
     """Of one broker. ``row``: of single sends."""
 
-    def __init__(
-        self,
-        path: SendPath,
-        identity: Identity,
-        body_bytes_max: int,
-        host: tuple[str, int],
-        row: Row,
-    ) -> None:
+    def __init__(self, runtime: BrokerRuntime, path: SendPath, row: Row) -> None:
         self.path = path
         self.row = row
-        self._identity = identity
-        self._body_bytes_max = body_bytes_max
-        self._host = host
+        self._identity = identity = runtime.identity
+        self._body_bytes_max = runtime.config.store.body_bytes_max
+        self._host = runtime.store_host
         self._extras = {"MSG_REGION": identity.region, "TRACE_ON": "true"}
-        self._template = _template(self._extras, host)
+        self._template = _template(self._extras, runtime.store_host)
         self._places: dict[tuple[str | None, ...], _Place] = {}
         self._places_version: object = None
 

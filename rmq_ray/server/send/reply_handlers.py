@@ -25,8 +25,8 @@ from rmq_ray.ports import Peer
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import PushReplyHeader, SendHeader
-from rmq_ray.server.base.identity import Identity
-from rmq_ray.server.base.responses import Answer
+from rmq_ray.server.base.responses import Responder
+from rmq_ray.server.base.runtime import BrokerRuntime
 from rmq_ray.server.groups.membership import GroupMembership
 from rmq_ray.server.send.message_writer import MessageWriter, Origin
 from rmq_ray.server.send.send_path import SendPath
@@ -57,20 +57,19 @@ class ReplyHandlers:
 
     def __init__(
         self,
+        runtime: BrokerRuntime,
         path: SendPath,
         writer: MessageWriter,
         members: GroupMembership,
-        identity: Identity,
-        host: tuple[str, int],
-        answer: Answer,
-        store_replies: bool,
+        responder: Responder,
     ) -> None:
+        identity = runtime.identity
         self._path = path
         self._writer = writer
         self._members = members
-        self._host = host
-        self._answer = answer
-        self._store_replies = store_replies
+        self._host = runtime.store_host
+        self._answer = responder.answer
+        self._store_replies = runtime.config.store_replies
         self._own_topic = identity.cluster + REPLY_SUFFIX
         self._extras = {"MSG_REGION": identity.region, "TRACE_ON": "true"}
 

@@ -17,11 +17,11 @@ from rmq_ray.protocol.redelivery import copy_properties, decide, max_times, with
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import SendBackHeader
-from rmq_ray.server.base.identity import Identity
-from rmq_ray.server.base.responses import AnswerFrom, CheckTopic, Refused, everybody_may
-from rmq_ray.server.send.message_writer import MessageWriter, Origin
-from rmq_ray.server.send.own_writes import OwnWrites
+from rmq_ray.server.base.responses import Refused, Responder
+from rmq_ray.server.base.runtime import BrokerRuntime
+from rmq_ray.server.send.message_writer import Origin
 from rmq_ray.server.send.send_path import SendPath
+from rmq_ray.server.send.writers import Writers
 from rmq_ray.server.tables.group_table import GroupTable
 
 
@@ -30,21 +30,17 @@ class SendBackHandler:
 
     def __init__(
         self,
+        runtime: BrokerRuntime,
         path: SendPath,
-        writer: MessageWriter,
-        own: OwnWrites,
         groups: GroupTable,
-        identity: Identity,
-        answer_from: AnswerFrom,
-        check_topic: CheckTopic = everybody_may,
+        writers: Writers,
+        responder: Responder,
     ) -> None:
-        self._later = answer_from
-        self._check_topic = check_topic
+        self._identity = runtime.identity
         self._path = path
-        self._writer = writer
-        self._own = own
         self._groups = groups
-        self._identity = identity
+        self._writer, self._own = writers.writer, writers.own
+        self._later, self._check_topic = responder.answer_from, responder.check_topic
         self._turn = 0
 
     def send_back(self, command: Command, peer: Peer) -> Command | None:

@@ -45,8 +45,8 @@ from rmq_ray.remoting.wire.body_json import BodyInvalid
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import SendHeader
-from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.responses import Refused
+from rmq_ray.server.base.runtime import BrokerRuntime
 from rmq_ray.server.send.message_writer import MessageWriter, Origin
 from rmq_ray.server.send.send_path import SendPath
 from rmq_ray.server.tables.group_table import GroupTable
@@ -62,25 +62,18 @@ NOT_TRANSACTIONAL = frozenset((DELAY, TIMER_DELIVER_MS, TIMER_DELAY_MS, TIMER_DE
 
 
 class SendHandlers:
-    """10, 310, 320. ``reject_halves``: transactional messages are refused."""
+    """10, 310, 320."""
 
     def __init__(
-        self,
-        path: SendPath,
-        writer: MessageWriter,
-        groups: GroupTable,
-        identity: Identity,
-        body_bytes_max: int,
-        host: tuple[str, int],
-        reject_halves: bool = False,
+        self, runtime: BrokerRuntime, path: SendPath, groups: GroupTable, writer: MessageWriter
     ) -> None:
-        self._rejects_halves = reject_halves
+        self._rejects_halves = runtime.config.reject_transactions
         self._path = path
         self._writer = writer
         self._groups = groups
-        self._identity = identity
-        self._body_bytes_max = body_bytes_max
-        self._host = host
+        self._identity = identity = runtime.identity
+        self._body_bytes_max = runtime.config.store.body_bytes_max
+        self._host = runtime.store_host
         self._extras = {"MSG_REGION": identity.region, "TRACE_ON": "true"}
 
     def configure(self, config: BrokerConfig) -> None:

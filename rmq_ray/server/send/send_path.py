@@ -23,7 +23,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rmq_ray.clock import Clock
 from rmq_ray.config import BrokerConfig
@@ -36,20 +36,19 @@ from rmq_ray.model.topics import (
     TopicConfig,
 )
 from rmq_ray.ports import Peer
-from rmq_ray.protocol.rate_limit import RateLimiter
 from rmq_ray.protocol.redelivery import group_of_retry_topic
 from rmq_ray.protocol.routing.similar_topics import is_own_topic
 from rmq_ray.protocol.validators import check_topic
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import FLAG_ONEWAY, Command
-from rmq_ray.server.base.counters import Counters
 from rmq_ray.server.base.identity import Identity
-from rmq_ray.server.base.responses import Refused
-from rmq_ray.server.base.store_keeper import StoreKeeper
+from rmq_ray.server.base.responses import Refused, Responder
+from rmq_ray.server.base.runtime import BrokerRuntime
 from rmq_ray.server.replication.replication import Replication
 from rmq_ray.server.send.slot_gate import SlotGate
 from rmq_ray.server.tables.group_table import GroupTable
-from rmq_ray.server.tables.topic_table import CLIENT_DEFAULT_QUEUES, PendingTopics, TopicTable
+from rmq_ray.server.tables.storage import BrokerStorage
+from rmq_ray.server.tables.topic_table import CLIENT_DEFAULT_QUEUES, TopicTable
 
 log = logging.getLogger("rmq_ray.broker.send")
 
@@ -62,31 +61,39 @@ OK, NOT_FLUSHED, NOT_COPIED = (
     int(ResponseCode.FLUSH_SLAVE_TIMEOUT),
 )
 
-Serve = Callable[[Command, Peer], None]
 Told = Callable[[int], None]
 Soon = Callable[[Callable[[], None]], None]
 """Run a call in the loop's next turn."""
 
 
-@dataclass(frozen=True, slots=True)
 class SendPath:
-    """What every send touches. ``sync``: answers wait for fdatasync, or for slaves.
-    ``serve(command, peer)`` runs a request later and sends its answer.
-    """
+    """What every send touches."""
 
-    keeper: StoreKeeper
-    topics: TopicTable
-    gate: TopicGate
-    pending_topics: PendingTopics
-    acks: Acknowledgements
-    counters: Counters
-    clock: Clock
-    sync: bool
-    serve: Serve
-    fast: FastFailure
-    replication: Replication
-    slots: SlotGate
-    limiter: RateLimiter
+    def __init__(
+        self,
+        runtime: BrokerRuntime,
+        storage: BrokerStorage,
+        acks: Acknowledgements,
+        replication: Replication,
+        responder: Responder,
+    ) -> None:
+        config, tables = runtime.config, storage.tables
+        self.keeper = storage.keeper
+        self.topics = tables.topics
+        self.gate = TopicGate(runtime.identity, tables.topics, tables.groups)
+        self.pending_topics = tables.pending_topics
+        self.acks = acks
+        self.counters = runtime.counters
+        self.clock = runtime.clock
+        self.sync = config.store.acknowledges_later or replication.sync
+        """Answers wait for fdatasync, or for slaves."""
+        self.fast = FastFailure(
+            runtime.clock, runtime.offload.post, config.stale_send_ms, config.disk_busy_ms
+        )
+        self.replication = replication
+        self.slots = SlotGate(storage, runtime.clock)
+        self.limiter = tables.settings.limiter
+        self.serve = responder.serve
 
     def limit(self, topic: str, peer: Peer, size: int, count: int) -> None:
         """Where there are limits (``limiter.active``). Raises ``BrokerBusy`` when the topic or the

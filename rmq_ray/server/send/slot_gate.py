@@ -22,9 +22,7 @@ from rmq_ray.clock import Clock
 from rmq_ray.codec.store_files import BLANK_SIZE
 from rmq_ray.errors import TopicFull
 from rmq_ray.model.topics import TopicBound
-from rmq_ray.server.base.store_keeper import StoreKeeper
-from rmq_ray.server.tables.offset_table import OffsetTable
-from rmq_ray.server.tables.topic_table import TopicTable
+from rmq_ray.server.tables.storage import BrokerStorage
 from rmq_ray.store.front.message_store import MessageStore
 
 STALE_MS = 5.0
@@ -47,10 +45,10 @@ class _Waiting:
 class SlotGate:
     """Of one broker."""
 
-    def __init__(
-        self, keeper: StoreKeeper, topics: TopicTable, offsets: OffsetTable, clock: Clock
-    ) -> None:
-        self._keeper, self._topics, self._offsets, self._clock = keeper, topics, offsets, clock
+    def __init__(self, storage: BrokerStorage, clock: Clock) -> None:
+        tables = storage.tables
+        self._keeper, self._topics, self._offsets = storage.keeper, tables.topics, tables.offsets
+        self._clock = clock
         self._waiting: dict[str, _Waiting] = {}
 
     def admit(self, topic: str, count: int, size: int) -> None:

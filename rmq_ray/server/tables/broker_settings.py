@@ -18,17 +18,15 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rmq_ray.clock import Clock
 from rmq_ray.codec.config_files import Changes, settings_file
 from rmq_ray.codec.store_files import OURS
 from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import ConfigError
-from rmq_ray.files import FileSystem
 from rmq_ray.model.topics import DataVersion
 from rmq_ray.protocol import live_settings
 from rmq_ray.protocol.rate_limit import LIMIT, RateLimiter, limits_of
 from rmq_ray.server.base.config_saver import ConfigSaver
-from rmq_ray.server.base.offload import Offload
+from rmq_ray.server.base.runtime import BrokerRuntime
 
 log = logging.getLogger("rmq_ray.server")
 CONFIGURED, CHANGED, NEXT_START = "configured", "changed", "changed, from the next start"
@@ -36,16 +34,14 @@ Follower = Callable[[BrokerConfig], None]
 
 
 class BrokerSettings:
-    """``base``: as the topology file has it. Raises ``StoreCorrupt`` when the file of changes and
-    its copy are unreadable.
+    """``runtime.config``: as the topology file has it. Raises ``StoreCorrupt`` when the file of
+    changes and its copy are unreadable.
     """
 
-    def __init__(
-        self, base: BrokerConfig, clock: Clock, files: FileSystem, offload: Offload
-    ) -> None:
-        self._base = base
-        self._clock = clock
-        self._file = settings_file(files, f"{base.store.path}/{OURS}/settings.json")
+    def __init__(self, runtime: BrokerRuntime) -> None:
+        self._base = base = runtime.config
+        self._clock = runtime.clock
+        self._file = settings_file(runtime.files, f"{base.store.path}/{OURS}/settings.json")
         changes, self.version = self._file.load() or ({}, DataVersion())
         self.changes = _that_hold(changes, base)
         self._began: BrokerConfig = live_settings.effective(base, self.changes)
@@ -54,7 +50,10 @@ class BrokerSettings:
         self.limiter = RateLimiter()
         self._followers: list[Follower] = []
         self._saver: ConfigSaver[Changes] = ConfigSaver(
-            "settings.json", lambda: (dict(self.changes), self.version), self._file.save, offload
+            "settings.json",
+            lambda: (dict(self.changes), self.version),
+            self._file.save,
+            runtime.offload,
         )
         self.save = self._saver.save
         self._limit()

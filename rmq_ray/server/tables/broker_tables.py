@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rmq_ray.clock import Clock
 from rmq_ray.codec.config_files import (
     Groups,
     Topics,
@@ -29,13 +28,11 @@ from rmq_ray.codec.config_files import (
 from rmq_ray.codec.store_files import OURS
 from rmq_ray.config import BrokerConfig
 from rmq_ray.errors import RmqError
-from rmq_ray.files import FileSystem
 from rmq_ray.model.topics import TopicConfig
 from rmq_ray.protocol.filters.filter_table import FilterTable
 from rmq_ray.protocol.validators import check_group
 from rmq_ray.server.base.config_saver import ConfigSaver
-from rmq_ray.server.base.identity import Identity
-from rmq_ray.server.base.offload import Offload
+from rmq_ray.server.base.runtime import BrokerRuntime
 from rmq_ray.server.tables.broker_settings import BrokerSettings
 from rmq_ray.server.tables.group_table import GroupTable
 from rmq_ray.server.tables.offset_table import OffsetTable, Tables
@@ -62,19 +59,13 @@ class LoadedTables:
 class BrokerTables:
     """``on_topics(config | None)``: told in the loop after a change of topics."""
 
-    def __init__(
-        self,
-        config: BrokerConfig,
-        identity: Identity,
-        clock: Clock,
-        files: FileSystem,
-        offload: Offload,
-        settings: BrokerSettings,
-    ) -> None:
+    def __init__(self, runtime: BrokerRuntime, settings: BrokerSettings) -> None:
+        config, clock = runtime.config, runtime.clock
+        files, offload = runtime.files, runtime.offload
         self.settings = settings
         directory = f"{config.store.path}/config"
         self._config = config
-        self._identity = identity
+        self._identity = runtime.identity
         self.locks = LockJournal(f"{config.store.path}/{OURS}/queue_locks", files)
         self._topics_file = topics_file(files, f"{directory}/topics.json")
         self._groups_file = groups_file(files, f"{directory}/subscriptionGroup.json")

@@ -27,8 +27,8 @@ from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.halves import End, pack_end_answers, unpack_ends
 from rmq_ray.remoting.wire.headers import EndTransactionHeader
-from rmq_ray.server.base.identity import Identity
-from rmq_ray.server.base.responses import AnswerFrom, CheckTopic, Refused, everybody_may
+from rmq_ray.server.base.responses import Refused, Responder
+from rmq_ray.server.base.runtime import BrokerRuntime
 from rmq_ray.server.send.send_path import SendPath
 from rmq_ray.server.transaction.transaction_service import HalfEnding, Transactions
 from rmq_ray.store.front.message_store import MessageStore
@@ -52,19 +52,16 @@ class TransactionHandlers:
 
     def __init__(
         self,
+        runtime: BrokerRuntime,
         path: SendPath,
         transactions: Transactions,
-        identity: Identity,
-        answer_from: AnswerFrom,
-        body_bytes_max: int,
-        check_topic: CheckTopic = everybody_may,
+        responder: Responder,
     ) -> None:
-        self._check_topic = check_topic
+        self._identity = runtime.identity
+        self._body_bytes_max = runtime.config.store.body_bytes_max
         self._path = path
         self._transactions = transactions
-        self._identity = identity
-        self._later = answer_from
-        self._body_bytes_max = body_bytes_max
+        self._later, self._check_topic = responder.answer_from, responder.check_topic
 
     def configure(self, config: BrokerConfig) -> None:
         """Settings were changed."""

@@ -54,13 +54,11 @@ from rmq_ray.protocol.transaction import (
     op_text,
     real_target,
 )
-from rmq_ray.server.base.counters import Counters
-from rmq_ray.server.base.store_keeper import StoreKeeper
+from rmq_ray.server.base.runtime import BrokerRuntime
 from rmq_ray.server.groups.membership import CLIENT_ID
-from rmq_ray.server.send.message_writer import MessageWriter, Origin
-from rmq_ray.server.send.own_writes import OwnWrites
-from rmq_ray.server.tables.offset_table import OffsetTable
-from rmq_ray.server.tables.topic_table import TopicTable
+from rmq_ray.server.send.message_writer import Origin
+from rmq_ray.server.send.writers import Writers
+from rmq_ray.server.tables.storage import BrokerStorage
 from rmq_ray.server.tables.waiting_counts import Budget, Look, WaitingCounts, Waits
 from rmq_ray.store.front.message_store import AppendResult, MessageStore, StoredMessage
 
@@ -105,23 +103,13 @@ class Transactions:
     """Of one broker."""
 
     def __init__(
-        self,
-        config: BrokerConfig,
-        keeper: StoreKeeper,
-        writer: MessageWriter,
-        own: OwnWrites,
-        topics: TopicTable,
-        offsets: OffsetTable,
-        counters: Counters,
-        asker: CheckSender,
+        self, runtime: BrokerRuntime, storage: BrokerStorage, writers: Writers, asker: CheckSender
     ) -> None:
-        self.configure(config)
-        self._keeper = keeper
-        self._writer = writer
-        self._own = own
-        self._topics = topics
-        self._offsets = offsets
-        self._counters = counters
+        self.configure(runtime.config)
+        self._counters = runtime.counters
+        self._keeper = storage.keeper
+        self._topics, self._offsets = storage.tables.topics, storage.tables.offsets
+        self._writer, self._own = writers.writer, writers.own
         self._asker = asker
         self._owed: deque[Op] = deque()  # true in memory, not written for want of room
         self._round_ms = -1
@@ -130,7 +118,7 @@ class Transactions:
         self._unable: dict[int, set[Peer]] = {}  # of this round: who cannot say, or was asked next
         self._told: set[tuple[str, Peer | None]] = set()  # of this round: what was logged
         self._saved: tuple[int, int, int] | None = None
-        self._by_topic = WaitingCounts(HALF_TOPIC, 0, own.is_gone)
+        self._by_topic = WaitingCounts(HALF_TOPIC, 0, writers.own.is_gone)
         self.window = HalfWindow(0, 0)
 
     def configure(self, config: BrokerConfig) -> None:

@@ -40,6 +40,7 @@ from rmq_ray.remoting.wire.records import (
 )
 from rmq_ray.server.base.identity import Identity
 from rmq_ray.server.base.offload import Waiting
+from rmq_ray.server.base.runtime import BrokerRuntime
 from rmq_ray.server.core.broker_core import BrokerCore
 from tests.support.faults.fake_peer import FakePeer
 
@@ -123,11 +124,7 @@ class Bench:
             "broker-a", 0, "default", "10.0.0.1:10911", boot_ms=self.clock.now_ms()
         )
         self.core = BrokerCore(
-            self.config,
-            self.identity,
-            HOST,
-            self.clock,
-            self.offload,
+            BrokerRuntime(self.config, self.identity, HOST, self.clock, self.offload, self.offload)
         )
         self.started: list[RmqError | None] = []
         self._sequence = 0

@@ -28,6 +28,7 @@ from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import CreateTopicHeader, TopicHeader
 from rmq_ray.server.base.identity import Identity
+from rmq_ray.server.base.runtime import BrokerRuntime
 from rmq_ray.server.core.broker_core import BrokerCore
 from rmq_ray.store.front.message_store import MessageStore
 from rmq_ray.store.queue.dispatcher import DispatchRules
@@ -154,8 +155,8 @@ class SimCore(BrokerCore):
             self.config.store,
             self.clock,
             broker_name=self.identity.name,
-            store_host=self._store_host,
-            files=self._files,
+            store_host=self._runtime.store_host,
+            files=self._runtime.files,
             rules=DispatchRules(
                 lambda level: levels.delay_ms(level) if 1 <= level <= levels.highest else None,
                 levels.highest,
@@ -192,13 +193,10 @@ class SimBroker:
         self._lives += 1
         clock = self._scheduler.clock
         identity = Identity(self.name, 0, "default", str(self.address), boot_ms=clock.now_ms())
+        host = (self.address.host, self.address.port)
+        offload = InlineOffload(self._scheduler, self.process)
         self.core = core = SimCore(
-            self.config,
-            identity,
-            (self.address.host, self.address.port),
-            clock,
-            InlineOffload(self._scheduler, self.process),
-            self._disk,
+            BrokerRuntime(self.config, identity, host, clock, offload, offload, self._disk)
         )
         core.ledger = self._ledger
         started: list[RmqError | None] = []

@@ -363,7 +363,7 @@ def test_rates_are_messages_a_second_over_the_window(bench: Bench) -> None:
         bench.send(bodies_=[b"x"] * 30)
     bench.clock.advance_ms(1_000)
     bench.core.tick()
-    assert bench.core.rate.put_tps() == "30.0 30.0 30.0"
+    assert bench.core.statistics.rate.put_tps() == "30.0 30.0 30.0"
 
 
 def test_the_configuration_is_told_as_lines(bench: Bench) -> None:

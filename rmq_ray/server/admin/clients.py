@@ -1,0 +1,22 @@
+"""Who is connected to a broker and what it waits for: the last of a broker's rooms
+(``base.runtime``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rmq_ray.server.base.statistics import Statistics
+from rmq_ray.server.groups.membership import GroupMembership
+from rmq_ray.server.pop.pop_service import PopService
+from rmq_ray.server.pull.pull_handlers import PullHandlers
+
+
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """``statistics``: what they stored and got."""
+
+    members: GroupMembership
+    pulls: PullHandlers
+    pops: PopService
+    statistics: Statistics
