@@ -23,6 +23,7 @@ from rmq_ray.remoting.handler import Handler
 from rmq_ray.remoting.handshake import AccountKey, Credentials
 from rmq_ray.remoting.peer import ServerPeer, Stage
 from rmq_ray.remoting.tls import ServerTls
+from rmq_ray.value import Value
 
 log = logging.getLogger("rmq_ray.remoting")
 
@@ -35,18 +36,31 @@ QUIET_MAX = 256  # such hosts and reasons
 RELEASE_MEMORY_MS = 10_000
 CLOSE_WAIT_S = 1.0
 ACCEPTED = (Stage.TRUSTED, Stage.FOREIGN)
+Refused = Callable[[ServerPeer, str], None]
+"""(peer, reason): told of who may not come in."""
+
+
+class PortOptions(Value, frozen=True):
+    """What a port may have beyond its handler and its limits.
+
+    ``busy_poll_us``: see ``busy_poll``; 0 = the loop sleeps between frames. ``tls``: None = plain
+    only. ``account_key``: which accounts may come in; None = this cluster has none.
+    """
+
+    busy_poll_us: int = 0
+    tls: TlsSettings | None = None
+    account_key: AccountKey | None = None
+    on_refused: Refused = lambda _peer, _reason: None
 
 
 class Listener:
     """One port of one role.
 
     Raises ``ConfigError`` at construction for settings that cannot hold: ``ForeignClients.ACL``
-    without access rules, a closed port without a secret. ``busy_poll_us``: see ``busy_poll``; 0 =
-    the loop sleeps between frames. ``tls``: None = plain only. ``on_refused(peer, reason)``: of
-    who may not come in. ``account_key``: which accounts may come in; None = this cluster has none.
+    without access rules, a closed port without a secret.
     """
 
-    def __init__(  # noqa: PLR0913 - a port
+    def __init__(
         self,
         handler: Handler,
         credentials: Credentials,
@@ -54,12 +68,10 @@ class Listener:
         limits: RemotingLimits,
         clock: Clock,
         name: str,
-        busy_poll_us: int = 0,
-        tls: TlsSettings | None = None,
-        on_refused: Callable[[ServerPeer, str], None] = lambda _peer, _reason: None,
-        account_key: AccountKey | None = None,
+        options: PortOptions | None = None,
     ) -> None:
-        if foreign is ForeignClients.ACL and account_key is None:
+        options = options or PortOptions()
+        if foreign is ForeignClients.ACL and options.account_key is None:
             raise ConfigError(
                 f"foreign='acl' needs access rules, which this {name} does not have: use "
                 f"'closed' or 'open'",
@@ -73,16 +85,17 @@ class Listener:
             )
         self.handler = handler
         self.credentials = credentials
-        self.account_key = account_key
+        self.account_key = options.account_key
         self.foreign: ForeignClients = foreign
         self.limits = limits
         self.name = name
         self.busy_poll: BusyPoll | None = None
         self.tls: ServerTls | None = None
-        self._on_refused = on_refused
+        self._on_refused = options.on_refused
+        tls = options.tls
         self._tls = tls if tls is not None and tls.mode is not TlsMode.DISABLED else None
         self._clock = clock
-        self._busy_poll_us = busy_poll_us
+        self._busy_poll_us = options.busy_poll_us
         self._peers: set[ServerPeer] = set()
         self._server: asyncio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None

@@ -24,7 +24,7 @@ from rmq_ray.config import ForeignClients, RemotingLimits, TlsSettings
 from rmq_ray.errors import BrokerBusy
 from rmq_ray.model.ids import Address
 from rmq_ray.remoting.handshake import AccountKey, ClientHandshake, Credentials
-from rmq_ray.remoting.listener import Listener
+from rmq_ray.remoting.listener import Listener, PortOptions
 from rmq_ray.remoting.wire.frame import BINARY, FLAG_ONEWAY, Command, decode, encode_bytes
 from tests.support.waiting import eventually
 
@@ -126,9 +126,7 @@ class Served:
             limits or RemotingLimits(),
             clock,
             "test server",
-            busy_poll_us,
-            tls,
-            account_key=account_key,
+            PortOptions(busy_poll_us=busy_poll_us, tls=tls, account_key=account_key),
         )
         self.address = Address("127.0.0.1", 1)
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)

@@ -31,7 +31,7 @@ from rmq_ray.protocol import live_settings
 from rmq_ray.protocol.access.accounts import EVERY, ResourceKind
 from rmq_ray.protocol.access.rules import AccessRules
 from rmq_ray.remoting.handshake import Credentials
-from rmq_ray.remoting.listener import Listener
+from rmq_ray.remoting.listener import Listener, PortOptions
 from rmq_ray.remoting.tls import of_member
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
@@ -124,10 +124,12 @@ class Broker:
             config.limits,
             clock,
             party,
-            config.busy_poll_us,
-            config.tls,
-            lambda peer, reason: self.audit.refused(party, peer, None, (), reason),
-            self.access.key_of if acl else None,
+            PortOptions(
+                busy_poll_us=config.busy_poll_us,
+                tls=config.tls,
+                account_key=self.access.key_of if acl else None,
+                on_refused=lambda peer, reason: self.audit.refused(party, peer, None, (), reason),
+            ),
         )
         self.address: Address | None = None
         """Where clients reach it; None before it listens."""

@@ -15,7 +15,7 @@ from rmq_ray.errors import ConfigError, RmqError, StoreInUse
 from rmq_ray.files import DirectoryLock, FileSystem
 from rmq_ray.model.ids import Address
 from rmq_ray.remoting.handshake import Credentials
-from rmq_ray.remoting.listener import Listener
+from rmq_ray.remoting.listener import Listener, PortOptions
 from rmq_ray.server.base.listen_port import listen, port_file
 from rmq_ray.server.base.waits import wait_at_most
 from rmq_ray.server.namesrv.name_server import NameServer
@@ -51,10 +51,12 @@ class NameServerRunner:
             config.limits,
             clock,
             "name server",
-            tls=config.tls,
-            on_refused=self.server.refused,
-            account_key=(
-                self.server.access.key_of if config.foreign is ForeignClients.ACL else None
+            PortOptions(
+                tls=config.tls,
+                account_key=(
+                    self.server.access.key_of if config.foreign is ForeignClients.ACL else None
+                ),
+                on_refused=self.server.refused,
             ),
         )
         self.address: Address | None = None

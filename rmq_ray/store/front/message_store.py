@@ -98,7 +98,7 @@ class MessageStore:
 
     follows: ClassVar[bool] = False  # the log is a copy of a master's
 
-    def __init__(  # noqa: PLR0913 - what a store is opened with
+    def __init__(
         self,
         config: StoreConfig,
         clock: Clock,
@@ -106,7 +106,6 @@ class MessageStore:
         broker_name: str,
         store_host: tuple[str, int],
         files: FileSystem | None = None,
-        boot_id: str | None = None,
         rules: DispatchRules = NO_RULES,
         new_epoch: int | None = None,
         lives: TopicLives | None = None,
@@ -114,9 +113,8 @@ class MessageStore:
         files = files or FileSystem()
         self.lives = TopicLives(config.path, files) if lives is None else lives
         """Which records belong to the topics that are there now."""
-        boot = files.boot_id() if boot_id is None else boot_id
         self._around = Surroundings(
-            config, files, clock, boot, rules, self.lives, self.follows, new_epoch
+            config, files, clock, files.boot_id(), rules, self.lives, self.follows, new_epoch
         )
         self._config = config
         self._clock = clock
