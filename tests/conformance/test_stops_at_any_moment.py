@@ -174,9 +174,7 @@ class ClosingCore:
         self.closed = False
         self.acks = SimpleNamespace(abandon=lambda: None)
         self.pulls = SimpleNamespace(
-            parked=SimpleNamespace(
-                wake_all=lambda: None, hold=SimpleNamespace(close=self.hold_closes.wait)
-            )
+            parked=SimpleNamespace(wake_all=lambda: None, close=self.hold_closes.wait)
         )
 
     def close(self) -> Any:
