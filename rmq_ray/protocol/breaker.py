@@ -39,17 +39,16 @@ class Breaker:
     pause: float = 5.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.share, int | float) or not 0 < self.share <= 1:
+        if not 0 < _number("share", self.share) <= 1:
             raise ConfigError(
                 f"breaker: share must be above 0 and at most 1, not {self.share!r}", self.share
             )
-        whole = isinstance(self.window, int) and not isinstance(self.window, bool)
-        if not whole or not 1 <= self.window <= WINDOW_MAX:
+        if not 1 <= _number("window", self.window) <= WINDOW_MAX or self.window % 1:
             raise ConfigError(
                 f"breaker: window must be 1 to {WINDOW_MAX} calls, not {self.window!r}",
                 self.window,
             )
-        if not isinstance(self.pause, int | float) or not PAUSE_S_MIN <= self.pause <= PAUSE_S_MAX:
+        if not PAUSE_S_MIN <= _number("pause", self.pause) <= PAUSE_S_MAX:
             raise ConfigError(
                 f"breaker: pause must be {PAUSE_S_MIN:g} to {PAUSE_S_MAX:g} seconds, not "
                 f"{self.pause!r}",
@@ -121,3 +120,9 @@ class BreakerState:
         if not wait_ms:
             self._next_ms = now_ms + self._pause_ms  # also behind a call that never returns
         return wait_ms
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"breaker: {name} must be a number, not {value!r:.80}", value)
+    return value
