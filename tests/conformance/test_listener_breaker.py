@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rmq_ray.client.admin.admin import Admin
+from rmq_ray.client.admin.dead_letters import DeadLetters
 from rmq_ray.client.messages.listener import RECONSUME_LATER
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.client.push.push_consumer import PushConsumer
@@ -112,8 +113,8 @@ def test_a_poisonous_message_becomes_a_dead_letter_and_holds_nobody_up(
         eventually(lambda: len(downstream.done) == len(bodies) - 1)
         eventually(lambda: running.stats()["sent_back"] == 1)
         assert not pauses(running)
-    with closing(Admin(cluster)) as admin:
-        eventually(lambda: len(list(admin.dead_letters("g-poison"))) == 1)
+    with closing(DeadLetters(cluster)) as dead:
+        eventually(lambda: len(list(dead.dead_letters("g-poison"))) == 1)
 
 
 def test_a_consumer_that_waits_can_be_stopped(cluster: LiveCluster) -> None:
