@@ -145,8 +145,8 @@ def _sources_hash(project: Path) -> str:
 def command(
     main: str, *arguments: object, flags: Sequence[str] = SHORT_LIVED, release: str = ""
 ) -> list[str]:
-    """The command line of one program, e.g. ``command("StoreReader", directory, geometry,
-    "-")``. ``release``: of RocketMQ, of which it is to use the classes.
+    """The command line of one program, e.g. ``command("StoreReader", directory, geometry)``.
+    ``release``: of RocketMQ, of which it is to use the classes.
     """
     classpath = classes_of(release) if release else build()
     home = f"-Duser.home={tempfile.gettempdir()}"  # where Apache's programs write their logs

@@ -110,11 +110,10 @@ def _lines(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
 
 def both(path: Path) -> tuple[Dump, Dump]:
     """(ours, theirs): the same directory, opened by both sides on copies of their own."""
-    keys = dump_theirs(copy_of(path, "look")).message_keys()
-    other = dump_theirs(copy_of(path, "theirs"), keys)
+    other = dump_theirs(copy_of(path, "theirs"))
     opened = open_ours(copy_of(path, "ours"), create=True)  # also a store that we never had
     try:
-        mine = dump_ours(opened, keys, other.times)
+        mine = dump_ours(opened, other.message_keys(), other.times)
     finally:
         opened.shutdown()
     return mine, other
@@ -237,7 +236,7 @@ def test_a_store_that_we_hold_is_refused_by_apache_rocketmq(store: Path) -> None
     held = open_ours(store)
     try:
         with pytest.raises(RuntimeError, match="Lock failed"):
-            interop.run("StoreReader", store, GEOMETRY, "-")
+            interop.run("StoreReader", store, GEOMETRY)
     finally:
         held.shutdown()
 

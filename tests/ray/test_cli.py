@@ -11,10 +11,8 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
-from urllib.request import Request, urlopen
 
 import pytest
 import ray
@@ -23,6 +21,7 @@ from click.testing import CliRunner
 import rmq_ray as rmq
 from rmq_ray.actors import gateway
 from rmq_ray.cli.main import main
+from tests.support.brokers.failing_over import store_of
 from tests.support.outcomes import judging
 from tests.support.programs import (
     COMMAND_S,
@@ -403,23 +402,6 @@ def test_failures_name_the_cluster_or_the_rule(cli: Cli) -> None:
     assert cli.run("produce", "bad topic", "x").returncode == 2
 
 
-def test_a_running_brokers_store_is_dumped_but_not_verified(
-    cli: Cli, start: Callable[..., rmq.Cluster], tmp_path: Path
-) -> None:
-    other = start(store_path=str(tmp_path / "stores"))
-    with rmq.Producer(cluster=other.name) as producer:
-        producer.send("dumped", b"hello", tag="t")
-    path = str(tmp_path / "stores" / "broker-a")
-    assert [(row["topic"], row["body"]) for row in cli.json("store", "dump", path)] == [
-        ("dumped", "hello")
-    ]
-    assert "StoreInUse" in cli.fails("store", "verify", path)
-    other.stop()
-    report = cli.json("store", "verify", path)
-    assert (report["records"], report["faults"], report["clean"]) == (1, 0, True)
-    assert "broker-a" in cli.fails("store", "verify", str(tmp_path / "stores"))
-
-
 @pytest.mark.parametrize("command", ["produce", "consume"])
 def test_bench_prints_its_figures(cli: Cli, command: str) -> None:
     found = cli.json("bench", command, "--messages", "2000", "--topic", name("bench"))
@@ -435,27 +417,39 @@ def test_bench_e2e_measures_times_and_leaves_no_group_behind(cli: Cli) -> None:
 # --- a Ray head of its own ------------------------------------------------------------------------
 
 
-@pytest.fixture
-def alone() -> Iterator[tuple[Program, Path]]:
-    with machine_alone("cli") as found:
-        yield found
+@pytest.fixture(scope="module")
+def alone() -> Iterator[tuple[Program, Path, int]]:
+    """A machine, and a port for its head. The test that leaves no head there is the first one."""
+    with machine_alone("cli") as (cli, directory):
+        yield cli, directory, free_port()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_an_up_that_fails_stops_the_head_that_it_started(
+    alone: tuple[Program, Path, int],
+) -> None:
+    cli, directory, port = alone
+    blocked = directory / "file"
+    blocked.write_text("no directory")
+    assert Cli().run("up", "--ray-port", str(port), "--store", str(blocked)).returncode == 2
+    message = cli.fails("up", "--ray-port", str(port), "--store", str(blocked / "below"))
+    assert "file" in message and "[" in message
+    assert processes_that_name(str(directory)) == []
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_up_starts_ray_and_the_cluster_and_down_stops_exactly_these(
-    alone: tuple[Program, Path],
+    alone: tuple[Program, Path, int],
 ) -> None:
-    cli, directory = alone
-    port, store = free_port(), directory / "stores"
+    cli, directory, port = alone
+    store = directory / "stores"
     options = ("--ray-port", str(port), "--store", str(store))
-    first = cli.json("up", *options, "--ray-dashboard")
+    first = cli.json("up", *options)
     assert (first["state"], first["ray"]) == ("started", "started") and first[
         "ray_address"
     ].endswith(f":{port}")
-    names = ("default/controller", "default/name-server-0", "default/broker-a/0")
-    asking = of_dashboard(first["ray_dashboard"])
-    eventually(lambda: {actors_shown(asking).get(name) for name in names} == {"ALIVE"})
     done = cli.run("--format", "json", "up", *options, "--ray-dashboard")
     again = json.loads(done.stdout)
     assert (
@@ -466,12 +460,15 @@ def test_up_starts_ray_and_the_cluster_and_down_stops_exactly_these(
         and again["broker-a"] == first["broker-a"]
     )
     assert "StoreInUse" in cli.fails("--cluster", "second", "up", *options)
-    health, machine, second, _, down = cli.session(
+    health, machine, second, _, first_down, up, kept, next_down = cli.session(
         f"--address {first['ray_address']} health",
         f"--address {first['ray_address']} doctor --machine",
         f"--cluster second up --ray-port {port} --store {directory / 'stores-2'} --replicas 1 "
         "--replication sync",
         "produce kept hello",
+        "down",
+        " ".join(("up", *options)),
+        "topic describe kept",
         "down",
     )
     assert {row["state"] for row in health} == {"serving"}, (
@@ -480,7 +477,11 @@ def test_up_starts_ray_and_the_cluster_and_down_stops_exactly_these(
     assert {row["check"]: row["found"] for row in machine}["niceness"] == "0"
     assert (second["state"], second["ray"]) == ("started", "was running")
     assert len(second["broker-a"]) == 2
-    assert down == {"cluster": "default", "state": "stopped", "ray": "left running for second"}
+    assert (up["state"], up["ray"]) == ("started", "was running")
+    with judging():
+        assert sum(row["messages"] for row in kept) == 1
+    for down in (first_down, next_down):
+        assert down == {"cluster": "default", "state": "stopped", "ray": "left running for second"}
     assert processes_that_name(f"--gcs_server_port={port} ")
     last = cli.json("--address", first["ray_address"], "--cluster", "second", "down")
     assert last == {"cluster": "second", "state": "stopped", "ray": "stopped"}
@@ -491,36 +492,6 @@ def test_up_starts_ray_and_the_cluster_and_down_stops_exactly_these(
     with judging():
         assert verified["records"] == 1
     assert ray.is_initialized() and ray.nodes(), "the Ray cluster of the tests was left alone"
-    assert cli.json("up", *options)["state"] == "started"
-    assert cli.json("--address", first["ray_address"], "topic", "describe", "kept")
-
-
-def of_dashboard(address: str) -> Request:
-    """Where Ray demands its token, the dashboard does."""
-    program = [str(Path(sys.executable).with_name("ray")), "get-auth-token"]
-    asked = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
-    bearer = {"Authorization": f"Bearer {asked.stdout.strip()}"}
-    return Request(f"{address}/api/v0/actors", headers=bearer)
-
-
-def actors_shown(asking: Request) -> dict[str, str]:
-    """Name -> state; nothing while it does not answer."""
-    with suppress(OSError), urlopen(asking, timeout=10) as got:
-        rows = json.load(got)["data"]["result"]["result"]
-        return {row["name"]: row["state"] for row in rows}
-    return {}
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_an_up_that_fails_stops_the_head_that_it_started(alone: tuple[Program, Path]) -> None:
-    cli, directory = alone
-    blocked = directory / "file"
-    blocked.write_text("no directory")
-    assert Cli().run("up", "--ray-port", str(free_port()), "--store", str(blocked)).returncode == 2
-    message = cli.fails("up", "--ray-port", str(free_port()), "--store", str(blocked / "below"))
-    assert "file" in message and "[" in message
-    assert processes_that_name(str(directory)) == []
 
 
 def test_a_consumer_in_a_module_is_run_scaled_and_drained_from_the_shell(
@@ -554,3 +525,19 @@ def test_a_consumer_in_a_module_is_run_scaled_and_drained_from_the_shell(
     assert mq.admin.group_clients(topic) == []
     assert "no workers are deployed" in cli.fails("workers", "status", topic)
     assert cli.run("run", "nothing:here").returncode == 2
+
+
+def test_a_running_brokers_store_is_dumped_but_not_verified(cli: Cli, mq: rmq.Cluster) -> None:
+    """The last one here: it stops the cluster."""
+    topic = name("dumped")
+    with rmq.Producer(cluster=mq.name) as producer:
+        producer.send(topic, b"hello", tag="t")
+    store = store_of(mq, 0)
+    rows = cli.json("store", "dump", str(store), "--topic", topic)
+    assert [(row["topic"], row["body"]) for row in rows] == [(topic, "hello")]
+    assert "StoreInUse" in cli.fails("store", "verify", str(store))
+    mq.stop()
+    report = cli.json("store", "verify", str(store))
+    assert (report["faults"], report["clean"]) == (0, True)
+    assert report["records"] == len(cli.json("store", "dump", str(store), "--max", "1000000"))
+    assert "broker-a" in cli.fails("store", "verify", str(store.parent))

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -235,6 +236,21 @@ def test_a_driver_of_ray_client_sends_reads_and_is_told_what_it_cannot(
     assert client["data"].startswith("ClusterError: Ray Data does not work in a driver of Ray Clie")
     assert "SEND_OK" in client["forked"]
     assert client["left"].startswith("ClusterError: Ray is not initialised in this process")
+
+
+def actors_shown(asking: Request) -> dict[str, str]:
+    """Name -> state; nothing while it does not answer."""
+    with suppress(OSError), urlopen(asking, timeout=10) as got:
+        rows = json.load(got)["data"]["result"]["result"]
+        return {row["name"]: row["state"] for row in rows}
+    return {}
+
+
+def test_the_dashboard_that_up_starts_shows_the_parts_by_their_names(head: Head) -> None:
+    names = ("default/controller", "default/name-server-0", "default/broker-a/0")
+    bearer = {"Authorization": f"Bearer {ENVIRONMENT['RAY_AUTH_TOKEN']}"}
+    asking = Request(f"{head.up['ray_dashboard']}/api/v0/actors", headers=bearer)
+    eventually(lambda: {actors_shown(asking).get(name) for name in names} == {"ALIVE"})
 
 
 def test_a_driver_in_a_namespace_finds_two_clusters_and_the_list_of_actors_names_their_parts(

@@ -18,6 +18,7 @@ from ray.cluster_utils import Cluster
 import rmq_ray as rmq
 
 head = {"num_cpus": 2, "include_dashboard": False, "resources": {"disk_a": 1}}
+head |= {"no_monitor": True, "include_log_monitor": False}
 nodes = Cluster(initialize_head=True, head_node_args=head)
 nodes.add_node(num_cpus=2, resources={"disk_b": 1})
 ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")

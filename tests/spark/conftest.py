@@ -15,6 +15,7 @@ import rmq_ray as rmq
 from rmq_ray import spark as mqs
 from rmq_ray.spark.java import ensure_java
 
+SERIAL_COLLECTOR = "-XX:+UseSerialGC"
 SMALL_QUERIES = {
     "spark.sql.shuffle.partitions": 2,
     # to compile code for a query costs more than its few rows
@@ -26,6 +27,10 @@ SMALL_QUERIES = {
         "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
     ),
     "spark.sql.streaming.pollingDelay": "100ms",
+    # two cores have no use for collectors that work beside the program
+    "spark.driver.extraJavaOptions": SERIAL_COLLECTOR,
+    "spark.executor.extraJavaOptions": SERIAL_COLLECTOR,
+    "spark.ray.raydp_app_master.extraJavaOptions": SERIAL_COLLECTOR,
 }
 
 

@@ -4,11 +4,12 @@ docs/spark.md.
     python -m tests.spark.kill_steps
 
 A driver (Spark in local mode, no Ray) runs both ways over one topic: ``foreach_batch``, and
-``dataframe()`` with ``writeStream``. Each batch goes to four sinks: a folder of Parquet named by
-the batch's number, a topic under the batch's name (``once``), an SQLite table whose transaction has
-the number, a file that is appended to. When both ways have reached the step, the whole driver is
-killed, the JVM too; the next driver goes on and is killed at the next step, the last one ends.
-Beside them runs a query into Spark's own Parquet sink, killed wherever it is.
+``dataframe()`` with ``writeStream``; each way once for each step. Each batch goes to four sinks: a
+folder of Parquet named by the batch's number, a topic under the batch's name (``once``), an SQLite
+table whose transaction has the number, a file that is appended to. When every stream has reached
+its step, the whole driver is killed, the JVM too; whoever asked goes on with all of them in a
+session of its own, to the end. Beside them runs a query into Spark's own Parquet sink, killed
+wherever it is.
 """
 
 from __future__ import annotations
@@ -22,19 +23,26 @@ import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
 
+from rmq_ray import spark as mqs
 from rmq_ray.client.admin.admin import Admin
 from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.scan import stream_checkpoint
 from rmq_ray.client.scan.scan_plan import open_reader, plan_scan
 from rmq_ray.codec.record import decode_record
 from rmq_ray.model.message import Message
+from rmq_ray.spark.session import WORKERS
+from rmq_ray.spark.source import TopicSource
 from tests.support.brokers.live_cluster import CLUSTER, ROOT, SECRET, LiveCluster
 
 STEPS = (
@@ -56,6 +64,19 @@ ROWS, BATCH_ROWS, OWN_ROWS = 900, 300, 150
 CHILD_S = 240
 
 
+@dataclass(frozen=True)
+class Stream:
+    """One of the driver's, which is at ``step`` when it is killed."""
+
+    way: str
+    step: str
+
+    @property
+    def name(self) -> str:
+        """Of its directories, its group, its topic."""
+        return f"{self.way}-{STEPS.index(self.step)}"
+
+
 @dataclass
 class Counted:
     """What a sink has."""
@@ -65,49 +86,45 @@ class Counted:
 
 
 def run(
-    directory: Path, steps: Sequence[str] = STEPS, rows: int = ROWS
+    directory: Path, session: Any, steps: Sequence[str] = STEPS, rows: int = ROWS
 ) -> dict[tuple[str, str, str], tuple[int, int]]:
-    """(way, sink, step) -> (rows lost, rows repeated); rows lost are known at the end only and
-    stand at the last step. Under ("", OWN, "") at the end.
+    """(way, sink, step) -> (rows lost, rows repeated), under ("", OWN, "") of Spark's own sink.
+    ``session``: of Spark, goes on where the driver was killed.
     """
+    streams = [Stream(way, step) for way in WAYS for step in steps]
     with LiveCluster(directory / "cluster", brokers=2, segment_bytes=1 << 22) as cluster:
-        admin = Admin(cluster)
-        for topic in ("rows", *(f"copies-{way}" for way in WAYS)):
-            admin.create_topic(topic, queues=2)
-        with Producer("p", discovery=cluster) as producer:
-            for low in range(0, rows, 100):
-                producer.send_batch(
-                    [Message("rows", b"row %06d" % n) for n in range(low, low + 100)]
-                )
-        found = {}
-        repeated: Counter[tuple[str, str]] = Counter()
-        for step, then in zip(steps, (*steps[1:], ""), strict=True):
-            if step == steps[0]:
-                drive(directory, cluster, step)
-            drive(directory, cluster, then)
-            for way in WAYS:
-                for sink in SINKS:
-                    has = counted(directory, cluster, way, sink)
-                    lost = rows - has.distinct if not then else 0
-                    found[way, sink, step] = (lost, has.rows - has.distinct - repeated[way, sink])
-                    repeated[way, sink] = has.rows - has.distinct
-        has = counted(directory, cluster, "", OWN)
-        found["", OWN, ""] = (rows - has.distinct, has.rows - has.distinct)
-        lags = {row["lag"] for group in WAYS for row in admin.group_lag(f"group-{group}")}
-        assert lags == {0}, lags
-        admin.close()
-        return found
+        with closing(Admin(cluster)) as admin:
+            for topic in ("rows", *(f"copies-{stream.name}" for stream in streams)):
+                admin.create_topic(topic, queues=2)
+            with Producer("p", discovery=cluster) as producer:
+                for low in range(0, rows, 100):
+                    producer.send_batch(
+                        [Message("rows", b"row %06d" % n) for n in range(low, low + 100)]
+                    )
+            kill(directory, cluster, steps)
+            Driver(directory, cluster.lookup().name_servers[0], session, Killer()).end(streams)
+            groups = [f"group-{stream.name}" for stream in streams]
+            lags = {row["lag"] for group in groups for row in admin.group_lag(group)}
+            assert lags == {0}, lags
+        bodies = {
+            (stream.way, sink, stream.step): bodies_of(directory, cluster, stream, sink)
+            for stream in streams
+            for sink in SINKS
+        }
+        bodies["", OWN, ""] = own_bodies(directory / "own")
+    has = {key: Counted(len(found), len(set(found))) for key, found in bodies.items()}
+    return {key: (rows - one.distinct, one.rows - one.distinct) for key, one in has.items()}
 
 
-def drive(directory: Path, cluster: LiveCluster, step: str) -> None:
-    """One life of the driver; ``step``: where it is killed, "" = it ends."""
+def kill(directory: Path, cluster: LiveCluster, steps: Sequence[str]) -> None:
+    """The life of a driver that is killed where its streams are at these steps."""
     command = [
         sys.executable,
         "-m",
         "tests.spark.kill_steps",
         str(directory),
         cluster.lookup().name_servers[0],
-        step,
+        *steps,
     ]
     child = subprocess.run(
         command,
@@ -118,35 +135,24 @@ def drive(directory: Path, cluster: LiveCluster, step: str) -> None:
         text=True,
         check=False,
     )
-    assert child.returncode == (-signal.SIGKILL if step else 0), (
-        f"step {step!r}: {child.returncode}\n{child.stdout[-3000:]}\n{child.stderr[-6000:]}"
+    assert child.returncode == -signal.SIGKILL, (
+        f"{child.returncode}\n{child.stdout[-3000:]}\n{child.stderr[-6000:]}"
     )
 
 
-def counted(directory: Path, cluster: LiveCluster, way: str, sink: str) -> Counted:
-    """Rows and distinct rows of a sink."""
-    folder = directory / way
+def bodies_of(directory: Path, cluster: LiveCluster, stream: Stream, sink: str) -> list[bytes]:
+    """The rows of a sink."""
+    folder = directory / stream.name
     if sink == SINKS[0]:
-        bodies = (
-            pads.dataset(folder / "parquet", format="parquet").to_table()["body"].to_pylist()
-            if (folder / "parquet").exists()
-            else []
-        )
+        found = pads.dataset(folder / "parquet", format="parquet").to_table()["body"].to_pylist()
     elif sink == SINKS[1]:
-        bodies = topic_bodies(cluster, f"copies-{way}")
+        found = topic_bodies(cluster, f"copies-{stream.name}")
     elif sink == SINKS[2]:
-        with sqlite3.connect(folder / "rows.db") as table:
-            bodies = [row[0] for row in table.execute("select body from rows")]
-        table.close()
-    elif sink == OWN:
-        bodies = own_bodies(directory / "own")
+        with closing(sqlite3.connect(folder / "rows.db")) as table:
+            found = [row[0] for row in table.execute("select body from rows")]
     else:
-        bodies = (
-            (folder / "appended").read_bytes().splitlines()
-            if (folder / "appended").exists()
-            else []
-        )
-    return Counted(len(bodies), len(set(bodies)))
+        found = (folder / "appended").read_bytes().splitlines()
+    return list(found)
 
 
 def own_bodies(folder: Path) -> list[bytes]:
@@ -179,39 +185,124 @@ def topic_bodies(cluster: LiveCluster, topic: str) -> list[bytes]:
 
 
 class Killer:
-    """Kills the process group when both ways are at the step: before the first plan not in the
-    first batch, so that all kills hit one in the middle.
+    """Kills the process group when each of ``streams`` is at its step: before the first plan not in
+    the first batch, so that all kills hit one in the middle. Without any it kills nobody.
     """
 
-    def __init__(self, step: str) -> None:
-        self._step = step
-        self._both = threading.Barrier(len(WAYS))
-        self._passed: Counter[str] = Counter()
+    def __init__(self, streams: Sequence[Stream] = ()) -> None:
+        self._streams = streams
+        self._all = threading.Barrier(len(streams) or 1)
+        self._passed: Counter[Stream] = Counter()
 
-    def reached(self, way: str, step: str) -> None:
-        """Called at each step of each way."""
-        if step != self._step:
+    def reached(self, stream: Stream, step: str) -> None:
+        """Called at each step of each stream."""
+        if not self.hits(stream, step):
             return
-        self._passed[way] += 1
-        if self._passed[way] >= (2 if step == STEPS[0] else 1):
-            self._both.wait(CHILD_S)
+        self._passed[stream] += 1
+        if self._passed[stream] >= (2 if step == STEPS[0] else 1):
+            self._all.wait(CHILD_S)
             os.killpg(0, signal.SIGKILL)
 
-    def hits(self, step: str) -> bool:
+    def hits(self, stream: Stream, step: str) -> bool:
         """Whether the next time at this step is the last."""
-        return step == self._step
+        return stream in self._streams and step == stream.step
 
 
-def driver(directory: Path, name_server: str, step: str) -> None:
-    """Both ways, until the kill or the end."""
-    from pyspark.sql import DataFrame, SparkSession
+class Driver:
+    """Streams of one session, with what they know of their last life in ``directory``."""
 
-    from rmq_ray import spark as mqs
-    from rmq_ray.client.scan import stream_checkpoint
-    from rmq_ray.spark import source
-    from rmq_ray.spark.session import WORKERS
+    def __init__(self, directory: Path, name_server: str, session: Any, killer: Killer) -> None:
+        self._directory = directory
+        self._session = session
+        self._killer = killer
+        self._where: dict[str, Any] = {
+            "cluster": CLUSTER,
+            "name_servers": [name_server],
+            "secret": SECRET,
+        }
 
-    os.environ["PYSPARK_PYTHON"] = sys.executable
+    def begin(self, streams: Iterable[Stream]) -> None:
+        """Begin what goes on until the kill."""
+        self._start(streams, available_now=False)
+
+    def end(self, streams: Iterable[Stream]) -> None:
+        """Run all of them to the end of the topic."""
+        queries, loops = self._start(streams, available_now=True)
+        assert all(query.awaitTermination(CHILD_S) for query in queries)
+        assert all(loop.await_termination(CHILD_S) for loop in loops)
+
+    def _start(
+        self, streams: Iterable[Stream], available_now: bool
+    ) -> tuple[list[StreamingQuery], list[mqs.BatchQuery]]:
+        queries, loops = [], []
+        own = self._read("own", OWN_ROWS).dataframe().writeStream.format("parquet")
+        writers = [own.option("path", str(self._directory / "own")).option(*self._kept("own"))]
+        for stream in streams:
+            (self._directory / stream.name).mkdir(exist_ok=True)
+            if stream.way == WAYS[0]:
+                loop = self._read(stream.name).foreach_batch(
+                    self._sinks(stream),
+                    checkpoint=self._kept(stream.name)[1],
+                    trigger_seconds=0,
+                    available_now=available_now,
+                )
+                loops.append(loop)
+            else:
+                writer = self._read(stream.name).dataframe().writeStream
+                writers.append(
+                    writer.foreachBatch(self._sinks(stream)).option(*self._kept(stream.name))
+                )
+        for writer in writers:
+            asked = writer.trigger(availableNow=True) if available_now else writer
+            queries.append(asked.start())
+        return queries, loops
+
+    def _kept(self, name: str) -> tuple[str, str]:
+        return "checkpointLocation", str(self._directory / "checkpoints" / name)
+
+    def _read(self, name: str, rows: int = BATCH_ROWS) -> mqs.TopicStream:
+        return mqs.read_stream(
+            self._session,
+            "rows",
+            group=f"group-{name}",
+            columns=["body"],
+            max_rows_per_trigger=rows,
+            splits=2,
+            **self._where,
+        )
+
+    def _sinks(self, stream: Stream) -> Any:
+        folder, killer = self._directory / stream.name, self._killer
+
+        def write(df: DataFrame, number: int) -> None:
+            killer.reached(stream, STEPS[1])
+            bodies = [bytes(row[0]) for row in df.collect()]
+            half = bodies[: len(bodies) // 2] if killer.hits(stream, STEPS[2]) else bodies
+            (df.limit(len(half)) if half != bodies else df).write.mode("overwrite").parquet(
+                str(folder / "parquet" / f"batch-{number}")
+            )
+            once = mqs.Once(f"{stream.name}/{number}", partitions=1)
+            mqs.write_topic(df, f"copies-{stream.name}", once=once, **self._where)
+            with closing(sqlite3.connect(folder / "rows.db")) as table:
+                table.executescript(
+                    "create table if not exists batches (number primary key); create table if "
+                    "not exists rows (body)"
+                )
+                known = table.execute("select 1 from batches where number = ?", (number,))
+                if not known.fetchall():
+                    table.execute("insert into batches values (?)", (number,))
+                    table.executemany("insert into rows values (?)", [(body,) for body in half])
+                with (folder / "appended").open("ab") as file:
+                    file.write(b"".join(body + b"\n" for body in half))
+                killer.reached(stream, STEPS[2])
+                table.commit()
+            killer.reached(stream, STEPS[3])
+
+        return write
+
+
+def local_session() -> Any:
+    """Of a Spark in this process, with two cores."""
     options = {
         "spark.ui.enabled": "false",
         "spark.sql.shuffle.partitions": "2",
@@ -227,114 +318,55 @@ def driver(directory: Path, name_server: str, step: str) -> None:
         "spark.ui.showConsoleProgress": "false",
         "spark.python.daemon.module": WORKERS,
     }
+    os.environ["PYSPARK_PYTHON"] = sys.executable
     builder: Any = SparkSession.builder
     for name, value in options.items():
         builder = builder.config(name, value)
     session = builder.master("local[2]").getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
-    killer = Killer(step)
-    _watch_loop(killer, stream_checkpoint.Checkpoint)
-    _watch_source(killer, source.TopicSource)
-    where = {"cluster": CLUSTER, "name_servers": [name_server], "secret": SECRET}
-
-    def sinks(way: str) -> Any:
-        folder = directory / way
-        folder.mkdir(exist_ok=True)
-        table = sqlite3.connect(folder / "rows.db", check_same_thread=False)
-        table.executescript(
-            "create table if not exists batches (number primary key); create table if not "
-            "exists rows (body)"
-        )
-
-        def write(df: DataFrame, number: int) -> None:
-            killer.reached(way, STEPS[1])
-            bodies = [bytes(row[0]) for row in df.collect()]
-            half = bodies[: len(bodies) // 2] if killer.hits(STEPS[2]) else bodies
-            (df.limit(len(half)) if half != bodies else df).write.mode("overwrite").parquet(
-                str(folder / "parquet" / f"batch-{number}")
-            )
-            mqs.write_topic(
-                df, f"copies-{way}", once=mqs.Once(f"{way}/{number}", partitions=1), **where
-            )
-            if not table.execute("select 1 from batches where number = ?", (number,)).fetchall():
-                table.execute("insert into batches values (?)", (number,))
-                table.executemany("insert into rows values (?)", [(body,) for body in half])
-            with (folder / "appended").open("ab") as file:
-                file.write(b"".join(body + b"\n" for body in half))
-            killer.reached(way, STEPS[2])
-            table.commit()
-            killer.reached(way, STEPS[3])
-
-        return write
-
-    def stream(way: str, rows: int = BATCH_ROWS) -> mqs.TopicStream:
-        return mqs.read_stream(
-            session,
-            "rows",
-            group=f"group-{way}",
-            columns=["body"],
-            max_rows_per_trigger=rows,
-            splits=2,
-            **where,
-        )
-
-    loop = stream(WAYS[0]).foreach_batch(
-        sinks(WAYS[0]),
-        checkpoint=str(directory / "loop"),
-        trigger_seconds=0,
-        available_now=not step,
-    )
-    writer = (
-        stream(WAYS[1])
-        .dataframe()
-        .writeStream.foreachBatch(sinks(WAYS[1]))
-        .option("checkpointLocation", str(directory / "frame"))
-    )
-    own = (
-        stream("own", OWN_ROWS)
-        .dataframe()
-        .writeStream.format("parquet")
-        .option("path", str(directory / "own"))
-    )
-    own = own.option("checkpointLocation", str(directory / "own-checkpoint"))
-    query, beside = (
-        w.trigger(availableNow=True).start() if not step else w.start() for w in (writer, own)
-    )
-    assert (
-        query.awaitTermination(CHILD_S)
-        and beside.awaitTermination(CHILD_S)
-        and loop.await_termination(CHILD_S)
-    ), "the queries did not end"
-    session.stop()
+    return session
 
 
-def _watch_loop(killer: Killer, kind: Any) -> None:
+def killed_driver(directory: Path, name_server: str, steps: Sequence[str]) -> None:
+    """Both ways for each step, until the kill."""
+    streams = [Stream(way, step) for way in WAYS for step in steps]
+    killer = Killer(streams)
+    _watch_loop(killer, {stream.name: stream for stream in streams}, stream_checkpoint.Checkpoint)
+    _watch_source(killer, {f"group-{stream.name}": stream for stream in streams}, TopicSource)
+    Driver(directory, name_server, local_session(), killer).begin(streams)
+    threading.Event().wait(CHILD_S)
+
+
+def _watch_loop(killer: Killer, streams: dict[str, Stream], kind: Any) -> None:
+    """``streams``: by the name of the directory that they were given."""
     plan, done = kind.plan, kind.done
 
     def planned(self: Any, end: Any) -> Any:
-        killer.reached(WAYS[0], STEPS[0])
+        killer.reached(streams[Path(str(self._directory)).parent.name], STEPS[0])
         return plan(self, end)
 
     def marked(self: Any, batch: Any) -> None:
         done(self, batch)
-        killer.reached(WAYS[0], STEPS[4])
+        killer.reached(streams[Path(str(self._directory)).parent.name], STEPS[4])
 
     kind.plan, kind.done = planned, marked
 
 
-def _watch_source(killer: Killer, kind: Any) -> None:
+def _watch_source(killer: Killer, streams: dict[str, Stream], kind: Any) -> None:
+    """``streams``: by their group."""
     latest = kind.latestOffset
 
     def next_one(self: Any, start: Any, limit: Any) -> Any:
-        if self._batches.reading.group != f"group-{WAYS[1]}":
+        stream = streams.get(self._batches.reading.group)
+        if stream is None:
             return latest(self, start, limit)
         if getattr(
             self, "seen", False
         ):  # Spark asks for the next batch when the one before is marked
-            killer.reached(WAYS[1], STEPS[4])
+            killer.reached(stream, STEPS[4])
         self.seen = True
         found = latest(self, start, limit)
-        killer.reached(WAYS[1], STEPS[0])
+        killer.reached(stream, STEPS[0])
         return found
 
     kind.latestOffset = next_one
@@ -354,14 +386,16 @@ def table(found: dict[tuple[str, str, str], tuple[int, int]]) -> str:
             )
             lines.append(f"| `{way}` | {step} | {' | '.join(cells)} |")
     lines.append(
-        f"\n{OWN}, after all kills: {found['', OWN, ''][0]} lost, {found['', OWN, ''][1]} repeated"
+        f"\n{OWN}, after the kill: {found['', OWN, ''][0]} lost, {found['', OWN, ''][1]} repeated"
     )
     return "\n".join(lines)
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        driver(Path(sys.argv[1]), sys.argv[2], sys.argv[3])
+        killed_driver(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])
     else:
         with tempfile.TemporaryDirectory() as temporary:
-            print(table(run(Path(temporary))))
+            here = local_session()
+            print(table(run(Path(temporary), here)))
+            here.stop()

@@ -5,12 +5,16 @@ import java.io.OutputStreamWriter;
 import java.io.PrintWriter;
 import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
-import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.Collections;
 import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import java.util.TreeMap;
 import java.util.TreeSet;
+import org.apache.rocketmq.common.message.MessageConst;
 import org.apache.rocketmq.common.message.MessageDecoder;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.store.DefaultMessageStore;
@@ -20,11 +24,12 @@ import org.apache.rocketmq.store.QueryMessageResult;
 
 /**
  * Opens a store with Apache RocketMQ's own code and tells everything in it as lines: every message of every queue, bounds,
- * look-ups by time, key queries. Arguments: directory, geometry, file with one {@code topic TAB key} a line (or {@code -}).
+ * look-ups by time, and a query for each key and unique key that a message carries. Arguments: directory, geometry.
  */
 public final class StoreReader {
     private final DefaultMessageStore store;
     private final PrintWriter out;
+    private final Map<String, Set<String>> keys = new TreeMap<>();
 
     private StoreReader(DefaultMessageStore store, PrintWriter out) {
         this.store = store;
@@ -46,11 +51,7 @@ public final class StoreReader {
                     reader.queue(topic, queueId);
                 }
             }
-            if (!args[2].equals("-")) {
-                for (String line : Files.readAllLines(Path.of(args[2]), StandardCharsets.UTF_8)) {
-                    reader.key(line.split("\t")[0], line.split("\t")[1]);
-                }
-            }
+            reader.keys.forEach((topic, carried) -> carried.forEach(key -> reader.key(topic, key)));
         }
         store.shutdown();
     }
@@ -68,11 +69,23 @@ public final class StoreReader {
             for (ByteBuffer buffer : result.getMessageBufferList()) {
                 MessageExt message = MessageDecoder.decode(buffer, true, false);
                 times.add(message.getStoreTimestamp());
+                note(topic, message);
                 out.println(Stores.describe(message, offset++));
             }
             result.release();
         }
         byTime(topic, queueId, times);
+    }
+
+    private void note(String topic, MessageExt message) {
+        Set<String> carried = keys.computeIfAbsent(topic, unknown -> new TreeSet<>());
+        for (String name : List.of(MessageConst.PROPERTY_KEYS, MessageConst.PROPERTY_UNIQ_CLIENT_MESSAGE_ID_KEYIDX)) {
+            String value = message.getProperty(name);
+            if (value != null) {
+                carried.addAll(Arrays.asList(name.equals(MessageConst.PROPERTY_KEYS) ? value.split(" ") : new String[] {value}));
+            }
+        }
+        carried.remove("");
     }
 
     private void byTime(String topic, int queueId, List<Long> times) {
