@@ -126,10 +126,8 @@ def make(directory: Path) -> None:
 def environment(place: OwnDirectory, given: Mapping[str, str]) -> dict[str, str]:
     """What the processes of a run find besides what is ``given``. Java knows no TMPDIR."""
     directory = str(place.directory)
-    # Java programs of tests are short: what the second compiler does is never earned back, and to
-    # verify the classes of Spark and RocketMQ at each start is an eighth of it
+    # Java programs of tests are short: what the second compiler does is never earned back
     java = f"-Djava.io.tmpdir={directory} -XX:-UsePerfData -XX:TieredStopAtLevel=1"
-    java += " -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
     return {
         RUN: place.run,
         # thousands of short processes: without cached byte code each compiles the package anew
