@@ -378,7 +378,7 @@ class ProducerConfig(Group, frozen=True):
     retry_another_broker_when_not_store_ok: bool = False
     raise_on_status: bool = True  # SendUnconfirmed for a status below SEND_OK; RocketMQ returns it
     linger_ms: float = within(2.0, 0, 60_000)  # send_async: how long a message waits for others
-    batch_messages_max: int = within(1_000, 1, 65_536)  # of a frame of send_async
+    batch_messages_max: int = within(1_000, 1, 65_536)  # of a frame of send_async, or of threads
     batch_bytes_max: int = within(MIB, 1, 8 * MIB)  # of a frame
     frames_in_flight_max: int = within(8, 1, 256)  # a broker; send_async waits or raises beyond it
     # unanswered batches of send_async, all brokers together; holds a batch

@@ -184,7 +184,9 @@ class HoldTable:
         return None
 
     def forget(self, token: int) -> bool:
-        """The pull's connection has gone; False when it is not parked (any more)."""
+        """Its connection has gone, or it was woken elsewhere; False when it is not parked (any
+        more).
+        """
         pull = self._pulls.get(token)
         if pull is None:
             return False

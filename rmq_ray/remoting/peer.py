@@ -54,7 +54,7 @@ WRITE_HIGH_BYTES = 1 << 20
 """Unread answers above this stop the reading of further requests."""
 DEFERRED_MS_MAX = 180_000
 """A request that was never answered (RocketMQ leaves some so) is forgotten after this; pulls are
-held 30 s at most.
+held 120 s at most.
 """
 
 

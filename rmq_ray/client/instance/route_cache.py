@@ -2,8 +2,8 @@
 addresses (protocol-behaviour 6, 7).
 
 Decides when a fetched route is a change and what follows from it. Does not talk to name servers
-(``fetch`` does); who watches a failing topic runs in the timers of ``ClientInstance``. Readers take
-no lock: every table entry is an immutable value, replaced as a whole.
+(``fetch`` does); ``RouteWatch`` has a failing topic looked at by the timers of ``ClientInstance``.
+Readers take no lock: every table entry is an immutable value, replaced as a whole.
 
 Invariants: a route that cannot be fetched, or is gone at the name server, leaves the old one in
 place: clients with a route go on while all name servers are dead. At most one fetch runs at a time;

@@ -28,11 +28,11 @@ from rmq_ray.errors import ClientError
 from rmq_ray.guard import guarded
 
 IDLE_WAIT_MS = 500.0
-CALLS_WAIT_MS = 1_000.0  # the same, of calls that happen once
-CALLS_MAX = 1_000_000
 """The longest the thread sleeps at once: what changes a time while it sleeps takes effect at most
 this much later.
 """
+CALLS_WAIT_MS = 1_000.0  # the same, of calls that happen once
+CALLS_MAX = 1_000_000  # that wait; more are refused
 
 log = logging.getLogger("rmq_ray.client.instance.timers")
 

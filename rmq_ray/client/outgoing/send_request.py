@@ -85,7 +85,7 @@ def checked_request(
     topic_or_message: str | Message, body: object, labels: Labels, time: When, body_bytes_max: int
 ) -> SendRequest:
     """The checked message of a call: a ``Message``, or a topic with its parts. ``time``: see
-    ``client.outgoing.send_request``.
+    ``when``.
     """
     tag, keys, properties = labels
     flag, wait_store_ok = 0, True

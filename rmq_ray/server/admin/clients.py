@@ -1,5 +1,5 @@
-"""Who is connected to a broker and what it waits for: the last of a broker's rooms
-(``base.runtime``).
+"""Who is connected to a broker, and the pulls and pops that wait for messages: the last of a
+broker's rooms (``base.runtime``).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ actor shell, by tests and by tools, in a running event loop.
     start: port (kept from the last run) -> requests are answered STILL_RECOVERING
            -> store recovered beside the loop -> registered, serving
     stop:  sends refused, waiting sends answered -> unregistered -> held pulls answered
-           -> log flushed, what still waits acknowledged -> tables written -> port closed
+           -> log flushed, tables written -> what still waits acknowledged -> port closed
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ R = TypeVar("R")
 
 
 class ParkedPulls(Generic[R]):
-    """All parked pulls of one broker. ``rerun(request, peer)`` answers one for good (second pass,
-    never parked again). ``tick`` must be called some times a second.
+    """All parked pulls of one broker. ``rerun(request, peer)`` answers one for good (or parks
+    it again, where its filter lets nothing pass). ``tick`` must be called some times a second.
     """
 
     def __init__(
@@ -79,6 +79,7 @@ class ParkedPulls(Generic[R]):
                 self._scan_ms,
             )
         )
+        self._over = False
         self.late = 0
         """Pulls whose deadline passed without a wake from their hold service."""
 
@@ -114,8 +115,11 @@ class ParkedPulls(Generic[R]):
         codes: frozenset[int] | None,
     ) -> None:
         """Hold ``request`` until ``deadline_ms`` (wall clock); one that is behind already is woken
-        soon. ``codes`` None = every tag. Raises ``TooManyRequests`` at a limit.
+        soon. ``codes`` None = every tag. Raises ``TooManyRequests`` at a limit, and behind
+        ``wake_all``.
         """
+        if self._over:
+            raise TooManyRequests("the broker stops: pull again, it or another one will answer")
         tokens: set[int] = peer.attributes.setdefault(TOKENS, set())
         if len(tokens) >= PARKED_PER_PEER_MAX:
             raise TooManyRequests(
@@ -179,7 +183,8 @@ class ParkedPulls(Generic[R]):
         self._tell_forgotten(tokens)
 
     def wake_all(self) -> None:
-        """Answer everything now (the broker stops)."""
+        """Answer everything now, and park nothing from now on (the broker stops)."""
+        self._over = True
         for token in list(self._parked):
             self._table.forget(token)
             self._answer(token)

@@ -2,10 +2,11 @@
 (protocol-behaviour 10.2-10.6, 11).
 
 Decides: whether a pull may be served, what its answer says, whether it is held. Does not decide
-what lies at an offset (the store) or which arrival wakes a held pull (the hold).
+what lies at an offset (the store) or which arrival wakes a held pull (``parked_pulls``).
 
-A pull runs at most twice: on arrival (it may commit an offset and may be held) and, when it was
-held, once more when it wakes; the second answer is final. Both forms of request become one
+A pull runs on arrival (it may commit an offset and may be held) and, when it was held, once more
+when it wakes; that answer is final, but for an SQL filter that lets nothing pass, a limit, or a
+record that is awaited from a copy. Both forms of request become one
 ``PullRecords``; they differ in limits and in the form of the answer only.
 """
 

@@ -7,8 +7,8 @@ record before it writes the first byte, and knows repeats.
 
 When the answer with code 0 leaves: ASYNC_FLUSH: the kernel has all records; SYNC_FLUSH: fdatasync
 covering them returned; SYNC_MASTER: the slaves in sync have them likewise. Code 10 leaves when the
-disk took longer than 5 s, 12 when slaves took longer than 3 s, 11 when too few are in sync. A
-repeat is answered with the first result, under the same condition.
+disk took longer than 5 s, 12 when slaves did (3 s where no disk is waited for), 11 when too few are
+in sync. A repeat is answered with the first result, under the same condition.
 """
 
 from __future__ import annotations

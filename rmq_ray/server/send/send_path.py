@@ -11,11 +11,11 @@ Decides: refusals that have nothing to do with what a message holds, and the mom
 Does not decide what a message may hold (``records_handlers``, ``send_handlers``) nor what durable
 means: the store says up to which log offset.
 
-Invariants: a refused send wrote nothing. Each waiter is told exactly once: 0 when the log is
-settled that far (durable; under SYNC_MASTER on the slaves, too), 10 (FLUSH_DISK_TIMEOUT) when its
-time is over or the log failed, 12 (FLUSH_SLAVE_TIMEOUT) when its time is over and only slaves are
-missing. Waiters are told in the order of their arrival, so the answers of one connection keep their
-order.
+Invariants: a refused send wrote nothing. Each waiter is told once, or, where a master was replaced,
+never: its connection ends. It is told 0 when the log is settled that far (durable; under
+SYNC_MASTER on the slaves, too), 10 (FLUSH_DISK_TIMEOUT) when its time is over or the log failed, 12
+(FLUSH_SLAVE_TIMEOUT) when its time is over and only slaves are missing. Waiters are told in the
+order of their arrival, so the answers of one connection keep their order.
 """
 
 from __future__ import annotations

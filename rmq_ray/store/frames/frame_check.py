@@ -3,11 +3,11 @@ patched in place.
 
 Decides: whether records that a client encoded may go into the log (no client can hurt the log: what
 recovery would not accept never gets in), and where the broker's own values go. Does not decide:
-permissions, whether the topic exists, repeats. Called by: ``message_store.append_frame``. Pure.
+permissions, whether the topic exists, repeats. Called by ``store.front.appender``. Pure.
 
 Two ways, one judgement: ``_check_each`` (struct, one record at a time) is the authority and words
-the refusals; from 32 records ``_check_many`` does the same with numpy over the whole buffer,
-quickest where all records are alike, and leaves every doubt to the first.
+the refusals; from ``MANY`` records on ``_check_many`` does the same with numpy over the whole
+buffer, quickest where all records are alike, and leaves every doubt to the first.
 """
 
 from __future__ import annotations

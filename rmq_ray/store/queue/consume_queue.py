@@ -7,7 +7,7 @@
 The bytes of an entry are drawn in ``codec.store_files``.
 
 Decides: where entries go, what the queue's bounds are, which entries a cut of the log removes. Does
-not decide when a record is queued (dispatcher) or when files are synced (flusher).
+not decide when a record is queued (dispatcher) or when files are synced (checkpoints).
 
 Invariants: entries are dense, entry n is the record with queue offset n; log offsets rise with n;
 the last file is never removed, so that a queue never forgets its maximum. One thread appends and

@@ -154,7 +154,7 @@ class LogReader:
         self._quarantine = quarantine
         self._memory_bytes = int(memory_bytes * IN_MEMORY_RATIO)
         self.recent: Recent | None = None
-        """Kept by the message store; None from the moment on when the log is cut or a topic
+        """Kept by the appender; None from the moment on when the log is cut or a topic
         goes.
         """
         self._pages = PageCache()

@@ -221,3 +221,11 @@ def test_a_stop_answers_all() -> None:
         held.park(name)
     held.pulls.wake_all()
     assert held.answered == ["a", "b", "c"]
+
+
+def test_behind_a_stop_nothing_waits() -> None:
+    held = Holding()
+    held.pulls.wake_all()
+    with pytest.raises(TooManyRequests, match="stops"):
+        held.park("late")
+    assert len(held.pulls) == 0
