@@ -7,10 +7,17 @@ dataclass: their description of it is made when they ask. Knows nothing of what 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from typing import Any, ClassVar
 
 from msgspec import NODEFAULT, Struct
+
+
+class _Parameters:
+    """Of a dataclass whose ``__repr__`` is its own."""
+
+    repr = False
 
 
 class _DataclassFields:
@@ -22,20 +29,27 @@ class Value(Struct, frozen=True):
     """Equal to another one of its class with equal fields; never changed."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]] = _DataclassFields()  # type: ignore[assignment]
+    __dataclass_params__: ClassVar[Any] = _Parameters()
     __secret__: ClassVar[tuple[str, ...]] = ()
     """Fields that are shown to nobody."""
 
     def __repr__(self) -> str:
         """As it would be made, without what is secret."""
-        shown = (name for name in self.__struct_fields__ if name not in self.__secret__)
-        told = ", ".join(f"{name}={getattr(self, name)!r}" for name in shown)
+        told = ", ".join(f"{name}={value!r}" for name, value in self.__rich_repr__())
         return f"{type(self).__name__}({told})"
+
+    def __rich_repr__(self) -> Iterator[tuple[str, Any]]:  # type: ignore[override]
+        """The same for ``rich``, which shows locals in tracebacks."""
+        for name in self.__struct_fields__:
+            if name not in self.__secret__:
+                yield name, getattr(self, name)
 
 
 class Draft(Struct):
     """The same, but it may be changed by who has it."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]] = _DataclassFields()  # type: ignore[assignment]
+    __dataclass_params__: ClassVar[Any] = _Parameters()
 
 
 @cache

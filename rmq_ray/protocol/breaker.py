@@ -18,11 +18,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from math import ceil
 from typing import Any
 
 from rmq_ray.errors import ConfigError
 
 WINDOW_MAX = 10_000
+ROUNDING = 1e-9
 PAUSE_S_MIN, PAUSE_S_MAX = 0.01, 3_600.0
 
 
@@ -43,7 +45,7 @@ class Breaker:
             raise ConfigError(
                 f"breaker: share must be above 0 and at most 1, not {self.share!r}", self.share
             )
-        if not 1 <= _number("window", self.window) <= WINDOW_MAX or self.window % 1:
+        if type(self.window) is not int or not 1 <= self.window <= WINDOW_MAX:
             raise ConfigError(
                 f"breaker: window must be 1 to {WINDOW_MAX} calls, not {self.window!r}",
                 self.window,
@@ -92,7 +94,7 @@ class BreakerState:
     def __init__(self, settings: Breaker) -> None:
         self._pause_ms = settings.pause * 1000
         self._outcomes: deque[bool] = deque(maxlen=settings.window)
-        self._most = settings.share * settings.window
+        self._most = ceil(settings.share * settings.window - ROUNDING)
         self.open = False
         self._next_ms = 0.0
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from rmq_ray.client.admin.dead_letters import DeadLetters
 from rmq_ray.client.messages.listener import RECONSUME_LATER
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.client.push.push_consumer import PushConsumer
-from rmq_ray.errors import ClientError
+from rmq_ray.config import ConsumerConfig
 from rmq_ray.protocol.breaker import Breaker
 from tests.support.brokers.live_cluster import LiveCluster
 from tests.support.outcomes import judging
@@ -117,15 +118,59 @@ def test_a_poisonous_message_becomes_a_dead_letter_and_holds_nobody_up(
         eventually(lambda: len(list(dead.dead_letters("g-poison"))) == 1)
 
 
-def test_a_consumer_that_waits_can_be_stopped(cluster: LiveCluster) -> None:
-    send(cluster, "stopped")
+@pytest.mark.parametrize("orderly", [False, True])
+def test_a_consumer_that_is_stopped_while_it_waits_leaves_all_to_the_next_one(
+    cluster: LiveCluster, orderly: bool
+) -> None:
+    topic = f"stopped-{orderly}"
+    bodies = send(cluster, topic, queues=1 if orderly else 4)
     downstream = Downstream()
     downstream.gone = True
-    running = consumer(cluster, "stopped", downstream)
+    running = consumer(cluster, topic, downstream, orderly=orderly)
     running.start()
     eventually(lambda: pauses(running))
     assert running.stop(20_000)
-    calls = downstream.calls
-    with pytest.raises(ClientError):
-        running.start()
-    assert downstream.calls == calls
+    sent_back = running.stats()["sent_back"]
+    assert sent_back < BREAKER.window, "who waits has called nothing yet"
+    downstream.gone = False
+    with consumer(cluster, topic, downstream, orderly=orderly):
+        eventually(lambda: len(downstream.done) >= len(bodies) - sent_back)
+    with judging():
+        assert len(set(downstream.done)) == len(downstream.done) and set(downstream.done) <= set(
+            bodies
+        )
+        assert not orderly or downstream.done == bodies
+
+
+def test_a_broadcasting_consumer_that_is_stopped_while_it_waits_drops_nothing(
+    cluster: LiveCluster, tmp_path: Path
+) -> None:
+    bodies = send(cluster, "broadcast")
+    downstream = Downstream()
+    downstream.gone = True
+    config = ConsumerConfig("g-broadcast", local_offset_dir=str(tmp_path))
+
+    def member() -> PushConsumer:
+        return consumer(
+            cluster, "broadcast", downstream, model="broadcasting", config=config, client_id="one"
+        )
+
+    with member() as running:
+        eventually(lambda: pauses(running))
+        eventually(lambda: downstream.calls >= BREAKER.window + 5)
+        dropped = running.stats()["dropped"]
+    assert dropped < BREAKER.window
+    downstream.gone = False
+    with member():
+        eventually(lambda: len(downstream.done) >= len(bodies) - dropped)
+
+
+def test_a_queue_that_is_given_away_does_not_wait_for_its_turn(cluster: LiveCluster) -> None:
+    send(cluster, "given-away")
+    gone, well = Downstream(), Downstream()
+    gone.gone = True
+    with consumer(cluster, "given-away", gone, orderly=True) as first:
+        eventually(lambda: pauses(first) and len(first.assignment()) >= 4)
+        with consumer(cluster, "given-away", well, orderly=True):
+            eventually(lambda: well.done)
+            assert pauses(first)

@@ -208,9 +208,10 @@ class BrokerLink:
             return pool.request(server, _anew(command), timeout_ms)
         except ConnectFailed:
             spent_ms = self._clock.monotonic_ms() - begun_ms
-            if len(self._servers) > 1 or not CONNECT_MS_MIN <= spent_ms < timeout_ms:
+            left_ms = timeout_ms - spent_ms
+            if len(self._servers) > 1 or spent_ms < CONNECT_MS_MIN or left_ms < 2 * CONNECT_MS_MIN:
                 raise
-            return pool.request(server, _anew(command), timeout_ms - spent_ms)
+            return pool.request(server, _anew(command), left_ms)
 
     def invoke_name_server(self, address: Address, command: Command, timeout_ms: float) -> Command:
         """Ask this one name server. Raises ``RemotingError``."""

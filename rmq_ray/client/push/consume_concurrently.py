@@ -4,7 +4,8 @@
     ready queue ─> thread ─> listener ─> judge
         ├─ done ────> finish: commit offset = smallest unfinished
         └─ failed ──> send back ─┬─ taken by a broker, or dropped ─> finish
-                                 └─ no ─> kept, again in 5 s, reconsume times + 1
+              │                  └─ no ─> kept, again in 5 s, reconsume times + 1
+              └─ while a breaker is open ─> ready queue, as if it had not been called
 
 With listener batches of few messages, a thread claims up to 32 messages of a queue at once, calls
 the listener for one portion after the other, and settles them together: one turn of the locks for
@@ -44,6 +45,7 @@ from rmq_ray.client.consumer.assigned_queue import AssignedQueue, ReadyBatch
 from rmq_ray.client.consumer.consumer_parts import ConsumerParts
 from rmq_ray.client.messages.listener import (
     ACK_ALL,
+    DEAD_LETTER_LEVEL,
     ConsumeContext,
     ConsumeVerdict,
     Listener,
@@ -51,6 +53,7 @@ from rmq_ray.client.messages.listener import (
 )
 from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.client.push.consuming_threads import ConsumingThreads
+from rmq_ray.client.push.listener_breaker import ListenerBreaker
 from rmq_ray.client.push.send_back import FailedDiscarder, RetrySender
 
 CLAIM_MESSAGES = 32
@@ -109,8 +112,9 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
         send_back: RetrySender | FailedDiscarder,
         drained: Callable[[AssignedQueue], None],
         take: Callable[[ReadyBatch, int, int, int], Any] = ReadyBatch.part_messages,
+        breaker: ListenerBreaker | None = None,
     ) -> None:
-        super().__init__(parts, log, self._look_later)
+        super().__init__(parts, log, self._look_later, breaker)
         self._listener = listener
         self._take = take
         self._send_back = send_back
@@ -136,7 +140,7 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
         try:
             if item.count <= self._portion:
                 self.consume(item)
-            elif self.call_mean_ms < SLOW_CALL_MS:
+            elif self.call_mean_ms < SLOW_CALL_MS and not self.pauses:
                 self._work_off(item)
             else:
                 self._consume_first(item)
@@ -144,6 +148,9 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
             log.exception(
                 "a batch of %s from offset %d could not be settled", item.owner.queue, item.first
             )
+
+    def _is_over(self, item: ReadyBatch) -> bool:
+        return item.owner.process.dropped
 
     # --- claims -----------------------------------------------------------------------------------
 
@@ -197,6 +204,8 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
                 if verdict.done < count:
                     return start, verdict
             claim.done.append(start)
+            if self._breaker is not None:
+                self._breaker.succeeded()
         return start, None
 
     def _took(self, call_ms: float) -> None:
@@ -279,7 +288,7 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
     def _begin(self, batch: ReadyBatch, now_ms: int) -> bool:
         work = batch.owner
         with work.lock:
-            if self._stopping and batch.first > work.last_begun:
+            if self._stopping and (self.pauses or batch.first > work.last_begun):
                 return False
             if not work.process.begin(batch, now_ms):
                 return False
@@ -307,11 +316,11 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
             took_ms = clock.monotonic_ms() - began_ms
             self._took(took_ms)
             self.times_of(work.queue.topic).add(took_ms)
-        if answer is None and ctx.ack_index is ACK_ALL:
-            self._finish(batch, batch.count, 0)
-            return
-        verdict = judge(answer, ctx, batch.count)
-        if verdict.done == batch.count:
+        done = answer is None and ctx.ack_index is ACK_ALL
+        verdict = None if done else judge(answer, ctx, batch.count)
+        if verdict is None or verdict.done == batch.count:
+            if self._breaker is not None:
+                self._breaker.succeeded()
             self._finish(batch, batch.count, 0)
         else:
             self._settle_failures(batch, verdict)
@@ -332,6 +341,9 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
 
     def _settle_failures(self, batch: ReadyBatch, verdict: ConsumeVerdict) -> None:
         work = batch.owner
+        if self._is_no_fault_of(verdict):
+            self._call_again(batch)
+            return
         failed = batch.take(batch.started_ms)[verdict.done :]
         if verdict.fault is not None:
             self._report(failed, verdict.fault, self._parts.retries_max)
@@ -347,6 +359,23 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
             self._keep(batch, kept, verdict.done, len(failed))
         else:
             self._finish(batch, verdict.done, len(failed))
+
+    def _is_no_fault_of(self, verdict: ConsumeVerdict) -> bool:
+        """Of the messages: most calls fail. What is to be a dead letter says nothing of that."""
+        return (
+            self._breaker is not None
+            and not verdict.done
+            and verdict.delay_level != DEAD_LETTER_LEVEL
+            and self._breaker.failed(verdict.why)
+        )
+
+    def _call_again(self, batch: ReadyBatch) -> None:
+        """Behind whatever waits; as if the listener had never had it."""
+        with batch.owner.lock:
+            if batch.owner.process.dropped or not batch.owner.process.holds(batch):
+                return
+            batch.started_ms = 0
+        self._ready.put_all((batch,))
 
     def _keep(self, batch: ReadyBatch, kept: list[MessageExt], done: int, failed: int) -> None:
         """No broker took them: they stay here, unfinished, and the listener gets them again."""

@@ -7,7 +7,7 @@
                                       └──── later: pause, 60 s are over ───────────────┘
 
     judge ─┬─ done ──────> commit, next batch
-           ├─ again ─────> counted, pause, later
+           ├─ again ─────> counted (not while a breaker is open), pause, later
            └─ too often ─> dead letter, next batch
 
 Decides when a queue's next messages are handed out and what becomes of the result. Does not decide
@@ -39,6 +39,7 @@ from rmq_ray.client.messages.listener import (
 )
 from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.client.push.consuming_threads import ConsumingThreads
+from rmq_ray.client.push.listener_breaker import ListenerBreaker
 from rmq_ray.client.push.send_back import RetrySender
 
 RELOCK_FIRST_MS = 100
@@ -64,8 +65,9 @@ class OrderlyConsumption(ConsumingThreads[AssignedQueue]):
         leases: QueueLeases,
         drained: Callable[[AssignedQueue], None],
         idle: Callable[[AssignedQueue], None],
+        breaker: ListenerBreaker | None = None,
     ) -> None:
-        super().__init__(parts, log)
+        super().__init__(parts, log, breaker=breaker)
         self._listener = listener
         self._send_back = send_back
         self._leases = leases
@@ -104,6 +106,9 @@ class OrderlyConsumption(ConsumingThreads[AssignedQueue]):
             if item.lease is not None:
                 item.lease.in_work.clear()
             self._later(item, self._parts.config.suspend_queue_ms)
+
+    def _is_over(self, item: AssignedQueue) -> bool:
+        return item.process.dropped or item.lease is None or item.lease.leaving
 
     # --- one queue --------------------------------------------------------------------------------
 
@@ -175,6 +180,8 @@ class OrderlyConsumption(ConsumingThreads[AssignedQueue]):
             answer = error
         self.times_of(work.queue.topic).add(clock.monotonic_ms() - began_ms)
         if answer is None and ctx.auto_commit:
+            if self._breaker is not None:
+                self._breaker.succeeded()
             self._commit(work, lease, batch.count)
             return 0.0
         return self._settle(work, lease, batch, judge_orderly(answer, ctx), ctx)
@@ -189,6 +196,12 @@ class OrderlyConsumption(ConsumingThreads[AssignedQueue]):
         verdict: OrderlyVerdict,
         ctx: OrderlyContext,
     ) -> float:
+        if self._breaker is not None:
+            if verdict.step in (OrderlyStep.COMMIT, OrderlyStep.KEEP):
+                self._breaker.succeeded()
+            elif verdict.step is OrderlyStep.SUSPEND and self._breaker.failed(verdict.why):
+                lease.in_work.remove(batch)  # as if it had never been called
+                return pause_ms(ctx, self._parts.config.suspend_queue_ms)
         if verdict.fault is not None:
             now_ms = self._parts.clock.now_ms()
             self._report(batch.take(now_ms), verdict.fault, self._retries_max())

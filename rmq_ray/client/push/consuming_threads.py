@@ -21,6 +21,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from math import inf
 from queue import Empty
 from typing import Generic, TypeVar
@@ -28,6 +29,7 @@ from typing import Generic, TypeVar
 from rmq_ray.client.consumer.consumer_parts import ConsumerParts
 from rmq_ray.client.messages.listener import failure_of
 from rmq_ray.client.messages.received import MessageExt
+from rmq_ray.client.push.listener_breaker import ListenerBreaker
 from rmq_ray.clock import seconds_to
 from rmq_ray.errors import ConsumeError
 from rmq_ray.guard import WHY_CHARS_MAX, Tracebacks
@@ -47,7 +49,7 @@ T = TypeVar("T")
 
 class ConsumingThreads(ABC, Generic[T]):
     """Daemon threads that take items off one queue. ``log``: where faults of listeners are told.
-    ``held``: see ``ReadyQueue``.
+    ``held``: see ``ReadyQueue``. ``breaker``: lets them wait while most calls fail.
     """
 
     def __init__(
@@ -55,8 +57,10 @@ class ConsumingThreads(ABC, Generic[T]):
         parts: ConsumerParts,
         log: logging.Logger,
         held: Callable[[], None] = lambda: None,
+        breaker: ListenerBreaker | None = None,
     ) -> None:
         self._parts = parts
+        self._breaker = breaker
         self._log = log
         self._ready: ReadyQueue[T | None] = ReadyQueue(held)
         self._threads: list[threading.Thread] = []
@@ -100,6 +104,13 @@ class ConsumingThreads(ABC, Generic[T]):
     def halt(self) -> None:
         """Hand nothing more to the listener."""
         self._stopping = True
+        if self._breaker is not None:
+            self._breaker.close()
+
+    @property
+    def pauses(self) -> bool:
+        """Whether threads wait, since most calls have failed."""
+        return self._breaker is not None and self._breaker.open
 
     def stop(self, timeout_ms: float) -> bool:
         """Let running listeners end and settle; False when some still run after ``timeout_ms``."""
@@ -116,6 +127,10 @@ class ConsumingThreads(ABC, Generic[T]):
     def _handle(self, item: T) -> None:
         """Work on one item, in a consuming thread."""
 
+    @abstractmethod
+    def _is_over(self, item: T) -> bool:
+        """Whether nobody will be called with it: it need not wait for that."""
+
     def _run(self) -> None:
         while True:
             try:
@@ -124,6 +139,8 @@ class ConsumingThreads(ABC, Generic[T]):
                 continue
             if item is None:
                 return
+            if self._breaker is not None:
+                self._breaker.wait(partial(self._is_over, item))
             self._handle(item)
 
     def _report(

@@ -2,7 +2,7 @@
 loop.
 
     batch ── take ──> list of messages, or a RecordBatch
-          ──> filters ──> hooks before ──> breaker ──> listener ──> hooks after
+          ──> filters ──> hooks before ──> listener ──> hooks after
 
     a coroutine function runs on an event loop of the consumer's own, as many at once as
     ``concurrency`` says:
@@ -34,7 +34,6 @@ from typing import Any
 from rmq_ray.client.consumer.assigned_queue import ReadyBatch
 from rmq_ray.client.consumer.consumer_options import ConsumerSettings
 from rmq_ray.client.interceptors.consume_hooks import with_filters, with_hooks
-from rmq_ray.client.push.listener_breaker import ListenerBreaker
 from rmq_ray.clock import Clock
 from rmq_ray.errors import ClientError
 
@@ -62,12 +61,8 @@ class ListenerInvoker:
         clock: Clock,
     ) -> None:
         self._loop = LoopListener(listener, f"rmq-listener-{group}") if is_async(listener) else None
-        guarded = self._loop or listener
-        self.breaker: ListenerBreaker | None = None
-        if settings.breaker is not None:
-            guarded = self.breaker = ListenerBreaker(guarded, settings.breaker, group, clock)
         hooked = with_hooks(
-            guarded,
+            self._loop or listener,
             settings.hooks,
             clock,
             settings.config.consume_timeout_minutes * 60_000,
@@ -85,16 +80,6 @@ class ListenerInvoker:
 
             self.take = take
             self.of_messages = lambda messages, ctx: self.call(rows_of(messages, columns), ctx)
-
-    @property
-    def pauses(self) -> bool:
-        """Whether calls wait, since most have failed (``breaker``)."""
-        return self.breaker is not None and self.breaker.open
-
-    def stop_waiting(self) -> None:
-        """Calls that wait for the breaker are answered: the consumer stops."""
-        if self.breaker is not None:
-            self.breaker.close()
 
     def owns_current_thread(self) -> bool:
         """True in the loop of an async listener, which cannot wait for itself."""

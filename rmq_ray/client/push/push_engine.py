@@ -39,6 +39,7 @@ from rmq_ray.client.instance.timers import DelayedCalls
 from rmq_ray.client.messages.listener import Listener
 from rmq_ray.client.push.consume_concurrently import ConcurrentConsumption, claim_messages
 from rmq_ray.client.push.consume_orderly import OrderlyConsumption
+from rmq_ray.client.push.listener_breaker import ListenerBreaker
 from rmq_ray.client.push.listener_invoker import ListenerInvoker
 from rmq_ray.client.push.send_back import FailedDiscarder, RetrySender
 from rmq_ray.errors import ConfigError, RemotingError
@@ -124,7 +125,7 @@ class PushEngine(ConsumerEngine):
             Membership(group, client.client_id, settings.model, settings.strategy),
             settings.start_from,
             self._taken,
-            self._clean_overdue,
+            self.consumption.clean_overdue,
             leases=self.leases,
         )
         properties = {
@@ -144,6 +145,8 @@ class PushEngine(ConsumerEngine):
         """
         send_back = RetrySender(parts.client, parts.group, parts.retries_max, parts.clock)
         drained = self.puller.resume_if_drained
+        given = settings.breaker
+        breaker = None if given is None else ListenerBreaker(given, parts.group, parts.clock)
         if self.leases is not None:
             return OrderlyConsumption(
                 parts,
@@ -152,9 +155,12 @@ class PushEngine(ConsumerEngine):
                 self.leases,
                 drained,
                 lambda _work: self.rebalance_now(),
+                breaker,
             )
         failed = FailedDiscarder(parts.group) if settings.broadcasting else send_back
-        return ConcurrentConsumption(parts, self.invoker.call, failed, drained, self.invoker.take)
+        return ConcurrentConsumption(
+            parts, self.invoker.call, failed, drained, self.invoker.take, breaker
+        )
 
     def begin(self) -> None:
         """After the client instance started: routes, heartbeat, then the threads."""
@@ -174,7 +180,6 @@ class PushEngine(ConsumerEngine):
     def halt(self) -> HandOver:
         """See ``ManagedConsumer``. What listeners are at now comes again."""
         self.consumption.halt()
-        self.invoker.stop_waiting()
         return super().halt()
 
     def end(self, timeout_ms: int) -> bool:
@@ -184,8 +189,6 @@ class PushEngine(ConsumerEngine):
         if self._left:
             return self.consumption.stop(timeout_ms)
         self._stop_pulling()
-        self.consumption.halt()
-        self.invoker.stop_waiting()
         ended = self.consumption.stop(timeout_ms)
         self.invoker.close()
         self.parts.delayed.close()
@@ -261,10 +264,6 @@ class PushEngine(ConsumerEngine):
                 and not self.parts.offsets.persist(queue)
             ):
                 failed.add(queue.broker_name)
-
-    def _clean_overdue(self) -> int:
-        """Not while calls wait: their messages would lose tries."""
-        return 0 if self.invoker.pauses else self.consumption.clean_overdue()
 
     # --- queues that come, stay, and are lost -----------------------------------------------------
 
@@ -351,7 +350,7 @@ class PushEngine(ConsumerEngine):
             "rocketmq_consumer_cached_bytes": sum(work.process.body_bytes for work in works),
             "rmq_ray_consumer_queues": len(works),
             "rmq_ray_consumer_behind_messages": sum(work.lag for work in works),
-            "rmq_ray_consumer_pauses": int(self.invoker.pauses),
+            "rmq_ray_consumer_pauses": int(self.consumption.pauses),
         }
         counts = {
             "rmq_ray_consumer_pulled_messages_total": total["pulled"],
@@ -406,7 +405,7 @@ class PushEngine(ConsumerEngine):
             "rebalances": self.rebalancer.runs,
             "offsets_moved": self.offsets_moved,
             "listener_faults": self.consumption.listener_faults,
-            "listener_pauses": self.invoker.pauses,
+            "listener_pauses": self.consumption.pauses,
             "held_back": {
                 pressure.value: count for pressure, count in self.parts.flow.held_back.items()
             },

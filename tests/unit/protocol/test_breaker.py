@@ -59,6 +59,11 @@ def test_while_it_is_open_there_is_one_call_in_a_pause() -> None:
     assert state.wait_ms(2_003.0) == 0.0
 
 
+def test_a_share_is_rounded_up_to_whole_calls() -> None:
+    assert after(93 * "." + 7 * "x", window=100, share=0.07).open
+    assert not after(94 * "." + 6 * "x", window=100, share=0.07).open
+
+
 def test_with_a_share_of_all_a_single_success_keeps_it_closed() -> None:
     assert not after("x.xxx.xxx", share=1.0).open and after("xxxx", share=1.0).open
 
@@ -71,7 +76,7 @@ def test_with_a_share_of_all_a_single_success_keeps_it_closed() -> None:
         {"share": "half"},
         {"window": 0},
         {"window": True},
-        {"window": 2.5},
+        {"window": 20.0},
         {"pause": 0.0},
         {"pause": float("nan")},
         {"pauses": 1},

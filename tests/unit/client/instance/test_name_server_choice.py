@@ -70,3 +70,10 @@ def test_where_there_are_two_the_other_one_is_asked() -> None:
     servers = Servers((A, B), failures=1, ms=1_500)
     servers.ask()
     assert servers.asked == [(A, 3_000), (B, 3_000)]
+
+
+def test_one_whose_time_is_nearly_over_is_not_asked_again() -> None:
+    servers = Servers((A,), failures=1, ms=250)
+    with pytest.raises(ConnectFailed):
+        servers.link.ask_name_servers(Command(105), 600, float("inf"))
+    assert servers.asked == [(A, 600)]

@@ -125,7 +125,7 @@ def test_offsets_are_loaded_and_brokers_told_before_any_part_begins(
 @pytest.mark.seed("S4-168", "S4-022")
 def test_a_running_consumer_has_a_pool_a_timer_and_a_thread_that_balances_and_cleans() -> None:
     engine, _, _ = engine_of(concurrency=3)
-    assert engine.rebalancer._clean == engine._clean_overdue
+    assert engine.rebalancer._clean == engine.consumption.clean_overdue
     mine = {
         "rmq-consume-g-0",
         "rmq-consume-g-1",
