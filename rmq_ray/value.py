@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from msgspec import NODEFAULT, Struct
 
-
-class _Parameters:
-    """Of a dataclass whose ``__repr__`` is its own."""
-
-    repr = False
+_OWN_REPR = SimpleNamespace(repr=False)
 
 
 class _DataclassFields:
@@ -29,7 +26,7 @@ class Value(Struct, frozen=True):
     """Equal to another one of its class with equal fields; never changed."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]] = _DataclassFields()  # type: ignore[assignment]
-    __dataclass_params__: ClassVar[Any] = _Parameters()
+    __dataclass_params__: ClassVar[Any] = _OWN_REPR
     __secret__: ClassVar[tuple[str, ...]] = ()
     """Fields that are shown to nobody."""
 
@@ -39,17 +36,16 @@ class Value(Struct, frozen=True):
         return f"{type(self).__name__}({told})"
 
     def __rich_repr__(self) -> Iterator[tuple[str, Any]]:  # type: ignore[override]
-        """The same for ``rich``, which shows locals in tracebacks."""
-        for name in self.__struct_fields__:
-            if name not in self.__secret__:
-                yield name, getattr(self, name)
+        """The same for those who print locals beside a traceback."""
+        names = (name for name in self.__struct_fields__ if name not in self.__secret__)
+        return ((name, getattr(self, name)) for name in names)
 
 
 class Draft(Struct):
     """The same, but it may be changed by who has it."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]] = _DataclassFields()  # type: ignore[assignment]
-    __dataclass_params__: ClassVar[Any] = _Parameters()
+    __dataclass_params__: ClassVar[Any] = _OWN_REPR
 
 
 @cache

@@ -200,9 +200,7 @@ class BrokerLink:
     def _ask(
         self, pool: ConnectionPool, server: Address, command: Command, timeout_ms: float
     ) -> Command:
-        """Connecting takes half of the time at most, for another one to be asked in the rest; where
-        there is no other one, and it was silent, it is asked again.
-        """
+        """A silent one takes half of the time, for another to be asked; the only one is, again."""
         begun_ms = self._clock.monotonic_ms()
         try:
             return pool.request(server, _anew(command), timeout_ms)
@@ -307,5 +305,4 @@ class BrokerLink:
 
 
 def _anew(command: Command) -> Command:
-    """The same request for another server: with an id of its own."""
     return Command(command.code, fields=command.fields, body=command.body)

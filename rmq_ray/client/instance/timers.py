@@ -28,9 +28,7 @@ from rmq_ray.errors import ClientError
 from rmq_ray.guard import guarded
 
 IDLE_WAIT_MS = 500.0
-"""The longest the thread sleeps at once: what changes a time while it sleeps takes effect at most
-this much later.
-"""
+"""The longest that the thread sleeps at once, and a time that changes meanwhile is missed."""
 CALLS_WAIT_MS = 1_000.0  # the same, of calls that happen once
 CALLS_MAX = 1_000_000  # that wait; more are refused
 

@@ -46,6 +46,10 @@ class ListenerBreaker:
         """Whether threads wait."""
         return self._state.open
 
+    @property
+    def _goes_on(self) -> bool:
+        return self._closed or not self._state.open
+
     def close(self) -> None:
         """The consumer stops: nobody waits any more."""
         with self._changed:
@@ -60,7 +64,7 @@ class ListenerBreaker:
         with self._changed:
             self._line.append(me)
             try:
-                while self._state.open and not self._closed and not over():  # ends: see the module
+                while not (self._goes_on or over()):  # ends: see the module
                     wait_ms = SLICE_MS
                     if self._line[0] is me:
                         wait_ms = self._state.wait_ms(self._clock.monotonic_ms())
