@@ -21,7 +21,7 @@ GIB = 1 << 30
 # a producer's frames on their way span fewer: with a smaller window a new one could not be told
 # from a repeat
 DEDUPLICATION_FRAMES = 1_024
-DAY_MS = 86_400_000
+HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 # of any setting: a frame has 16 MiB. What is read from a disk may be as long, for it may have been
 # written under another setting
 BODY_BYTES_MAX = 15 * MIB

@@ -22,7 +22,7 @@ import click
 
 from rmq_ray.cli.base import output, ray_head
 from rmq_ray.cli.base.context import Options, first_line, pass_options, told
-from rmq_ray.config import GIB, StoreConfig, environment
+from rmq_ray.config import GIB, HOUR_MS, StoreConfig, environment
 from rmq_ray.errors import RmqError, SparkError
 from rmq_ray.files import FileSystem
 from rmq_ray.remoting.wire.overview import GROUP, LAG, named
@@ -35,7 +35,6 @@ SPARK = ("pyspark", "raydp")
 FREE_BYTES_MIN = 2 * GIB  # a segment and the one that is prepared behind it
 OPEN_FILES_MIN = 4_096
 DISK_WARN_PERCENT = 85
-HOUR_MS = 3_600_000
 Check = tuple[str, str, str, str]
 """(what, ok | warn | fail, what was found, remedy)."""
 

@@ -220,7 +220,7 @@ class ClusterView:
         command = Command(RequestCode.GET_BROKER_CLUSTER_INFO)
 
         def ask(address: Address) -> Callable[[], Any]:
-            return lambda: link.invoke_name_server(address, _again(command), self._share_ms)
+            return lambda: link.invoke_name_server(address, command.again(), self._share_ms)
 
         asked = {str(address): ask(address) for address in link.name_server_addresses}
         _, missing = self._gather(self._wires, asked, self.clock.monotonic_ms() + self._share_ms)
@@ -243,7 +243,7 @@ class ClusterView:
     ) -> Callable[[], Any]:
         def ask() -> Any:
             left_ms = max(1.0, until_ms - self.clock.monotonic_ms())
-            answer = self._instance().invoke(address, _again(command), left_ms)
+            answer = self._instance().invoke(address, command.again(), left_ms)
             accepted(answer, "it refused", nothing)
             return None if answer.code in nothing else read(body_of(answer))
 
@@ -317,8 +317,3 @@ class ClusterView:
                 made.start()
                 self._client = made
             return self._client
-
-
-def _again(command: Command) -> Command:
-    """The same request: each connection numbers its own."""
-    return Command(command.code, fields=command.fields, body=command.body)

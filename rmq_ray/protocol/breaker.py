@@ -17,45 +17,29 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from math import ceil
-from typing import Any
 
 from rmq_ray.errors import ConfigError
+from rmq_ray.setting import Group, require, within
 
 WINDOW_MAX = 10_000
 ROUNDING = 1e-9
 PAUSE_S_MIN, PAUSE_S_MAX = 0.01, 3_600.0
 
 
-@dataclass(frozen=True, slots=True)
-class Breaker:
+class Breaker(Group, frozen=True):
     """The settings of a consumer's ``breaker=``; a mapping with these keys will do as well.
 
     ``share``: opens when so many of the last ``window`` calls of the listener failed, 0 < share
     <= 1. ``pause``: seconds between two calls while it is open.
     """
 
-    share: float = 0.5
-    window: int = 20
-    pause: float = 5.0
+    share: float = within(0.5, 0, 1)
+    window: int = within(20, 1, WINDOW_MAX)
+    pause: float = within(5.0, PAUSE_S_MIN, PAUSE_S_MAX)
 
-    def __post_init__(self) -> None:
-        if not 0 < _number("share", self.share) <= 1:
-            raise ConfigError(
-                f"breaker: share must be above 0 and at most 1, not {self.share!r}", self.share
-            )
-        if type(self.window) is not int or not 1 <= self.window <= WINDOW_MAX:
-            raise ConfigError(
-                f"breaker: window must be 1 to {WINDOW_MAX} calls, not {self.window!r}",
-                self.window,
-            )
-        if not PAUSE_S_MIN <= _number("pause", self.pause) <= PAUSE_S_MAX:
-            raise ConfigError(
-                f"breaker: pause must be {PAUSE_S_MIN:g} to {PAUSE_S_MAX:g} seconds, not "
-                f"{self.pause!r}",
-                self.pause,
-            )
+    def _check_together(self) -> None:
+        require(self.share > 0, "share must be above 0", self.share)
 
     @classmethod
     def of(cls, value: object) -> Breaker | None:
@@ -77,15 +61,10 @@ class Breaker:
                 f"{value!r:.80}",
                 repr(value)[:80],
             )
-        known = {field.name for field in fields(cls)}
-        unknown = sorted(map(str, set(value) - known))
-        if unknown:
-            raise ConfigError(
-                f"breaker does not know {unknown[0]!r}; known are {', '.join(sorted(known))}",
-                unknown[0],
-            )
-        given: Mapping[str, Any] = value
-        return cls(**given)
+        try:
+            return cls.from_mapping(value)
+        except ConfigError as error:
+            raise ConfigError(f"breaker: {error.message}", *error.args[1:]) from None
 
 
 class BreakerState:
@@ -122,9 +101,3 @@ class BreakerState:
         if not wait_ms:
             self._next_ms = now_ms + self._pause_ms  # also behind a call that never returns
         return wait_ms
-
-
-def _number(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigError(f"breaker: {name} must be a number, not {value!r:.80}", value)
-    return value

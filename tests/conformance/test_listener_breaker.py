@@ -36,8 +36,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
 class Downstream:
     """What a listener needs. ``calls``: how often it was asked while it was gone."""
 
-    def __init__(self, *poison: bytes) -> None:
-        self.gone = False
+    def __init__(self, *poison: bytes, gone: bool = False) -> None:
+        self.gone = gone
         self.calls = 0
         self.done: list[bytes] = []
         self._poison = poison
@@ -87,8 +87,7 @@ def test_an_outage_costs_no_dead_letter_and_it_goes_on_by_itself(
 ) -> None:
     topic = f"outage-{orderly}"
     bodies = send(cluster, topic, queues=1 if orderly else 4)
-    downstream = Downstream()
-    downstream.gone = True
+    downstream = Downstream(gone=True)
     options = {"orderly": True} if orderly else {"max_reconsume_times": 16}
     with consumer(cluster, topic, downstream, **options) as running:
         eventually(lambda: pauses(running))
@@ -124,8 +123,7 @@ def test_a_consumer_that_is_stopped_while_it_waits_leaves_all_to_the_next_one(
 ) -> None:
     topic = f"stopped-{orderly}"
     bodies = send(cluster, topic, queues=1 if orderly else 4)
-    downstream = Downstream()
-    downstream.gone = True
+    downstream = Downstream(gone=True)
     running = consumer(cluster, topic, downstream, orderly=orderly)
     running.start()
     eventually(lambda: pauses(running))
@@ -146,8 +144,7 @@ def test_a_broadcasting_consumer_that_is_stopped_while_it_waits_drops_nothing(
     cluster: LiveCluster, tmp_path: Path
 ) -> None:
     bodies = send(cluster, "broadcast")
-    downstream = Downstream()
-    downstream.gone = True
+    downstream = Downstream(gone=True)
     config = ConsumerConfig("g-broadcast", local_offset_dir=str(tmp_path))
 
     def member() -> PushConsumer:
@@ -167,8 +164,7 @@ def test_a_broadcasting_consumer_that_is_stopped_while_it_waits_drops_nothing(
 
 def test_a_queue_that_is_given_away_does_not_wait_for_its_turn(cluster: LiveCluster) -> None:
     send(cluster, "given-away")
-    gone, well = Downstream(), Downstream()
-    gone.gone = True
+    gone, well = Downstream(gone=True), Downstream()
     with consumer(cluster, "given-away", gone, orderly=True) as first:
         eventually(lambda: pauses(first) and len(first.assignment()) >= 4)
         with consumer(cluster, "given-away", well, orderly=True):

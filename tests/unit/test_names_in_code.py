@@ -19,6 +19,7 @@ from functools import cache
 import pytest
 
 import rmq_ray
+from tests.support.source_names import source
 from tests.support.source_rules import Module, nodes, package_modules
 
 SPAN = re.compile(r"``([A-Za-z_][\w.]*)(?:\([^`]*\))?``")
@@ -75,35 +76,6 @@ def known() -> frozenset[str]:
     return frozenset(found)
 
 
-@cache
-def classes() -> dict[str, tuple[set[str], set[str]]]:
-    """Class of the package -> (names that its body binds or sets, its bases)."""
-    found: dict[str, tuple[set[str], set[str]]] = {}
-    for module in modules():
-        for cls in nodes(module.tree):
-            if not isinstance(cls, ast.ClassDef):
-                continue
-            names, bases = found.setdefault(cls.name, (set(), set()))
-            bases |= {ast.unparse(base).split("[")[0].rpartition(".")[2] for base in cls.bases}
-            for node in ast.walk(cls):
-                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                    names.add(node.name)
-                elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-                    names.add(node.attr)
-                elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                    names.add(node.id)
-    return found
-
-
-def has(cls: str, name: str) -> bool:
-    """Also where a base is none of ours, which nobody here can look into."""
-    names, bases = classes()[cls]
-    return name in names or any(
-        base not in classes() or has(base, name)
-        for base in bases - {cls, "Protocol", "Generic", "Value", "Draft"}
-    )
-
-
 def fault_of(span: str, module: Module) -> str | None:
     """Why a name in double backticks is wrong."""
     parts = span.rstrip(".").split(".")
@@ -115,7 +87,7 @@ def fault_of(span: str, module: Module) -> str | None:
         if name not in known() and not name.isdigit():
             return f"nothing is called {name}"
     for cls, name in zip(parts, parts[1:], strict=False):
-        if cls in classes() and not has(cls, name):
+        if cls in source().attributes and not source().has_attribute(cls, name):
             return f"{cls} has no {name}"
     return None
 

@@ -203,13 +203,13 @@ class BrokerLink:
         """A silent one takes half of the time, for another to be asked; the only one is, again."""
         begun_ms = self._clock.monotonic_ms()
         try:
-            return pool.request(server, _anew(command), timeout_ms)
+            return pool.request(server, command.again(), timeout_ms)
         except ConnectFailed:
             spent_ms = self._clock.monotonic_ms() - begun_ms
             left_ms = timeout_ms - spent_ms
             if len(self._servers) > 1 or spent_ms < CONNECT_MS_MIN or left_ms < 2 * CONNECT_MS_MIN:
                 raise
-            return pool.request(server, _anew(command), left_ms)
+            return pool.request(server, command.again(), left_ms)
 
     def invoke_name_server(self, address: Address, command: Command, timeout_ms: float) -> Command:
         """Ask this one name server. Raises ``RemotingError``."""
@@ -220,7 +220,7 @@ class BrokerLink:
         ``RemotingError``.
         """
         pool = self._need(self._name_servers)
-        return [pool.request(server, _anew(command), timeout_ms) for server in self._servers]
+        return [pool.request(server, command.again(), timeout_ms) for server in self._servers]
 
     def tell_all(
         self,
@@ -302,7 +302,3 @@ class BrokerLink:
         if pool is None:
             raise ConnectFailed("the client is closed or was never started; nothing was sent")
         return pool
-
-
-def _anew(command: Command) -> Command:
-    return Command(command.code, fields=command.fields, body=command.body)

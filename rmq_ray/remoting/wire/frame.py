@@ -122,6 +122,10 @@ class Command(Draft):
             code, self.opaque, FLAG_RESPONSE, fields, body, remark, PYTHON, VERSION, self.serialize
         )
 
+    def again(self) -> Command:
+        """The same request for another connection, which numbers its own."""
+        return Command(self.code, fields=self.fields, body=self.body)
+
     def body_bytes(self) -> bytes:
         """The body as one ``bytes`` of its own, safe to keep."""
         body = self.body

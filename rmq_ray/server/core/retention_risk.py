@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rmq_ray.config import StoreConfig
+from rmq_ray.config import HOUR_MS, StoreConfig
 from rmq_ray.files import DiskSpace
 from rmq_ray.model.groups import is_system_group
 from rmq_ray.protocol.transaction import SYSTEM_GROUP
@@ -24,7 +24,6 @@ from rmq_ray.store.front.message_store import MessageStore
 log = logging.getLogger("rmq_ray.server")
 RISK_SHARE = 0.8
 TOLD = 20
-HOUR_MS = 3_600_000
 Committed = Mapping[tuple[str, str], Mapping[int, int]]
 """(topic, group) -> queue -> next offset."""
 

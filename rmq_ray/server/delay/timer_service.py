@@ -32,7 +32,7 @@ from rmq_ray.arrays import Array
 from rmq_ray.codec.config_files import TimerProgress, timer_file
 from rmq_ray.codec.record import Record, decode_record
 from rmq_ray.codec.store_files import BLANK_SIZE
-from rmq_ray.config import BrokerConfig
+from rmq_ray.config import HOUR_MS, BrokerConfig
 from rmq_ray.errors import BrokerBusy, RmqError, StoreError, StoreUnreadable
 from rmq_ray.model.message import (
     REAL_TOPIC,
@@ -59,7 +59,6 @@ CANCELLED_MAX = 1_000_000
 ROLLED_A_TURN = 256
 ROLLED_A_SCAN_MAX = 10_000
 CHUNK_ENTRIES = 65_536  # read at once by a scan
-HOUR_MS = 3_600_000
 NEVER_MS = 1 << 62
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rmq_ray.config import HOUR_MS
 from rmq_ray.errors import StoreNotReady
 from rmq_ray.model.ids import FrameId
 from rmq_ray.model.message import CLUSTER, FRAME, TIMER_OUT_MS, WAIT, SysFlag, encode_properties
@@ -26,7 +27,6 @@ from rmq_ray.store.frames.single_message import StoredMessage
 from rmq_ray.store.front.message_store import AppendResult
 
 NOT_STORED = (WAIT, FRAME)
-HOUR_MS = 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
