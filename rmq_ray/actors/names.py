@@ -54,7 +54,7 @@ def broker(cluster: str, broker_name: str, replica: int) -> str:
 
 
 def hold_service(cluster: str, key: str) -> str:
-    """The PullRequestHoldService beside a broker, or beside a slave ("broker-a/1")."""
+    """The PullRequestHoldService beside a broker ("broker-a"); its slaves have none."""
     return f"{check_cluster_name(cluster)}/{key}/hold"
 
 

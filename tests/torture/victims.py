@@ -86,7 +86,7 @@ class Victims:
         return eventually(lambda: int(self._mq.discovery.lookup().name_servers[0].split(":")[-1]))
 
     def helper_pid(self, role: str) -> int:
-        """Of the controller, the name server, or a master's hold service."""
+        """Of the controller, the name server, or the hold service."""
         name = self._mq.name
         if role == "controller":
             found = names.controller(name)
@@ -95,7 +95,7 @@ class Victims:
             )
         if role == "name server":
             return self._pid(names.name_server(name, 0))
-        return self._pid(names.hold_service(name, names.replica_key(*self.copy("master"))))
+        return self._pid(names.hold_service(name, self.copy("master")[0]))
 
     def promote(self) -> None:
         """A slave, by hand."""

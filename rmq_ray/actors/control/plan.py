@@ -213,7 +213,7 @@ def _replicas(
             {"path": path, "flush": flush, **(asked.store_settings or {})}
         )
         base = BrokerConfig(store=store, broker_name=name, broker_id=number).but(
-            **common, hold_link=hold_socket(store.path)
+            **common, hold_link=_hold_link(number, path)
         )
         made.append(base.but(**(asked.broker_settings or {})))
     _check_replicas(made[0], asked.replicas)
@@ -233,8 +233,9 @@ def plan_of(
     host = "127.0.0.1" if one_node else ""
 
     def placed(spec: BrokerSpec) -> BrokerConfig:
-        return spec.config.but(
-            host=spec.config.host or host, hold_link=hold_socket(spec.config.store.path)
+        config = spec.config
+        return config.but(
+            host=config.host or host, hold_link=_hold_link(config.broker_id, config.store.path)
         )
 
     made = ClusterPlan(
@@ -283,6 +284,13 @@ def not_used(running: ClusterPlan, asked: StartOptions, defaults: Mapping[str, A
         for key, value in given.items()
         if value != has[key]
     ]
+
+
+def _hold_link(copy: int, store_path: str) -> str | None:
+    """Only the copy that a broker begins with has a hold service: slaves are pulled from for
+    moments, and one that became master wakes pulls itself.
+    """
+    return None if copy else hold_socket(store_path)
 
 
 def hold_socket(store_path: str) -> str:

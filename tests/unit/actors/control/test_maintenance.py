@@ -269,22 +269,22 @@ def test_a_copy_that_is_stopped_counts_for_none_although_it_is_in_the_set_still(
 
 def test_a_stop_that_ray_did_not_carry_out_is_carried_out_by_the_next_one(actors: Actors) -> None:
     async def work() -> None:
-        supervisor, service = await built(Election(0))
-        hold = names.hold_service("c", names.replica_key(BROKER, 1))
-        actors.kept.add(copy(1))
+        supervisor, service = await built(Election(1))
+        hold = names.hold_service("c", BROKER)
+        actors.kept.add(copy(0))
         for _ in range(2):
             with pytest.raises(ClusterError, match="still there: try again"):
-                await service.stop(BROKER, 1, False)
-            assert {copy(1), hold} <= actors.alive
+                await service.stop(BROKER, 0, False)
+            assert {copy(0), hold} <= actors.alive
         actors.kept.clear()
-        assert (await service.stop(BROKER, 1, False))["was"] == "stopped"
+        assert (await service.stop(BROKER, 0, False))["was"] == "stopped"
         assert (
-            not {copy(1), hold} & actors.alive
-            and (copy(1), "stop") in actors.told
+            not {copy(0), hold} & actors.alive
+            and (copy(0), "stop") in actors.told
             and (hold, "stop") in actors.told
         )
         await supervised(supervisor)
-        assert not {copy(1), hold} & actors.alive
+        assert not {copy(0), hold} & actors.alive
 
     run(work())
 

@@ -106,7 +106,7 @@ def test_a_member_that_hangs_is_killed_by_its_handle(monkeypatch: pytest.MonkeyP
     assert ray.killed == ["handle 1"]
 
 
-def test_replicas_have_hold_services_and_stores_of_their_own() -> None:
+def test_replicas_have_stores_of_their_own_and_only_the_first_a_hold_service() -> None:
     plan = make_plan(
         "c",
         StartOptions(
@@ -125,7 +125,6 @@ def test_replicas_have_hold_services_and_stores_of_their_own() -> None:
     assert [member.name for member in found] == [
         "c/broker-a/hold",
         "c/broker-a/0",
-        "c/broker-a/1/hold",
         "c/broker-a/1",
     ]
     brokers = [member for member in found if member.key]
