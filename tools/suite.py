@@ -2,19 +2,22 @@
 
     python -m tools.suite [arguments of pytest]
 
-    track   lane      what                              how
-    (first) light     conformance, sim, golden, unit    three at a time, without Ray or JVM; a
-                                                        failure ends the run
-    ray     ray       Ray                               two at a time
-    others  interop   beside Apache RocketMQ            two at a time
+    phase   lane      what                              how
+    light   live      conformance                       four at a time | without Ray or JVM; a
+            unit      sim, golden, unit                 two at a time  | failure ends the run
+    heavy   ray       Ray                               two at a time
+            torture   clusters under faults
+            interop   beside Apache RocketMQ            two at a time
             spark     Spark
-            whole     e2e, torture: whole clusters
-    (then)  alone     marked so: a clock judges, or     nothing else runs on the machine
-                      hosts lose their power
-    (then)  again     what failed in a heavy lane       the same
+            whole     e2e: whole clusters
+    calm    jobs      ray, marked calm: needs a core    beside each other
+            hosts     e2e, marked calm                  to itself
+    alone   alone     marked alone: a clock judges      nothing else runs on the machine
+    again   again     what failed in a heavy lane       the same
 
-Then tracks run at the same time, the lanes of a track one after the other. What a lane prints is in
-``build/suite`` and, when the lane is done, on the output.
+A phase follows the one before it. The lanes of a phase run at the same time in tracks (``PHASES``),
+those of a track one after the other. What a lane prints is in ``build/suite`` and, when the lane is
+done, on the output.
 
 Red twice is red. Red and then green is flaky: it is named on a line of its own and in
 ``build/flaky.jsonl``. Red all the same: a test whose checker of promises spoke
@@ -50,24 +53,31 @@ TOLD_EVERY_S = 60
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """``workers``: processes that run its tests."""
+    """``workers``: processes that run its tests; ``marked``: which of its folders are its own."""
 
     name: str
     folders: tuple[str, ...]
     workers: int = 1
+    marked: str = "not calm and not alone"
 
 
-TRACKS = (
-    (Lane("ray", ("ray",), 2),),
-    (
-        Lane("interop", ("interop",), 2),
-        Lane("spark", ("spark",)),
-        Lane("whole", ("e2e", "torture")),
-    ),
+Track = tuple[Lane, ...]
+LIGHT: tuple[Track, ...] = (
+    (Lane("live", ("conformance",), 4),),
+    (Lane("unit", ("sim", "golden", "unit"), 2),),
 )
-LIGHT = Lane("light", ("conformance", "sim", "golden", "unit"), 3)
-LANES = (LIGHT, *(lane for track in TRACKS for lane in track))
-ALONE = Lane("alone", ("conformance", "ray", "e2e"))
+HEAVY: tuple[Track, ...] = (
+    (Lane("ray", ("ray",), 2), Lane("torture", ("torture",))),
+    (Lane("interop", ("interop",), 2), Lane("spark", ("spark",)), Lane("whole", ("e2e",))),
+)
+CALM: tuple[Track, ...] = (
+    (Lane("jobs", ("ray",), marked="calm"),),
+    (Lane("hosts", ("e2e",), marked="calm"),),
+)
+ALONE: tuple[Track, ...] = ((Lane("alone", ("conformance", "ray"), marked="alone"),),)
+PHASES = (LIGHT, HEAVY, CALM, ALONE)
+LANES = [lane for phase in PHASES for track in phase for lane in track]
+LIGHT_FOLDERS = {folder for track in LIGHT for lane in track for folder in lane.folders}
 AGAIN = Lane("again", ())
 
 
@@ -104,11 +114,11 @@ def main(arguments: Sequence[str]) -> int:
         print(f"no lane runs tests/{', tests/'.join(sorted(strange))}: name it in tools/suite.py")
         return 1
     with leftovers.own_directory() as here:
-        runs = {LIGHT.name: run_lane(LIGHT, arguments)}
+        runs = run_phase(LIGHT, arguments)
         second = None
-        if not (runs[LIGHT.name].failed or runs[LIGHT.name].broken):
-            runs |= run_tracks(arguments)
-            runs[ALONE.name] = run(ALONE, [*paths(ALONE), "-m", "alone", *arguments])
+        if not any(found.failed or found.broken for found in runs.values()):
+            for phase in PHASES[1:]:
+                runs |= run_phase(phase, arguments)
             again = to_run_again(runs)
             second = run(AGAIN, again) if again else None
         verdict = judge(runs, second)
@@ -119,20 +129,20 @@ def main(arguments: Sequence[str]) -> int:
     return 0 if verdict.green else 1
 
 
-def run_tracks(arguments: Sequence[str]) -> dict[str, Run]:
-    """All tracks at the same time; says now and then how far they are. None begins a lane when
+def run_phase(phase: Sequence[Track], arguments: Sequence[str]) -> dict[str, Run]:
+    """All its tracks at the same time; says now and then how far they are. None begins a lane when
     the run is ended from outside.
     """
     ended = threading.Event()
 
-    def run_track(track: tuple[Lane, ...]) -> dict[str, Run]:
+    def run_track(track: Track) -> dict[str, Run]:
         return {lane.name: run_lane(lane, arguments) for lane in track if not ended.is_set()}
 
-    with ThreadPoolExecutor(len(TRACKS)) as threads:
-        tracks = [threads.submit(run_track, track) for track in TRACKS]
+    with ThreadPoolExecutor(len(phase)) as threads:
+        tracks = [threads.submit(run_track, track) for track in phase]
         try:
             while wait(tracks, TOLD_EVERY_S).not_done:
-                done = {lane.name: len(outcomes(lane)) for lane in LANES}
+                done = {lane.name: len(outcomes(lane)) for track in phase for lane in track}
                 told = ", ".join(f"{name} {count}" for name, count in done.items())
                 print(f"{time.strftime('%T')} tests done: {told}", flush=True)
         finally:
@@ -141,8 +151,9 @@ def run_tracks(arguments: Sequence[str]) -> dict[str, Run]:
 
 
 def run_lane(lane: Lane, arguments: Sequence[str]) -> Run:
-    """What of its tests may run beside others."""
-    return run(lane, [*paths(lane), "-m", "not alone", *arguments])
+    """Its part of its folders."""
+    folders = [f"tests/{folder}" for folder in lane.folders]
+    return run(lane, [*folders, "-m", lane.marked, *arguments])
 
 
 def run(lane: Lane, arguments: Sequence[str]) -> Run:
@@ -171,11 +182,6 @@ def run(lane: Lane, arguments: Sequence[str]) -> Run:
     text = printed.read_text("utf-8", "replace")
     print(f"== {lane.name}, {found.seconds:.0f} s\n{text}", flush=True)
     return found
-
-
-def paths(lane: Lane) -> list[str]:
-    """Where its tests are."""
-    return [f"tests/{folder}" for folder in lane.folders]
 
 
 def outcomes(lane: Lane) -> list[str]:
@@ -207,7 +213,7 @@ def to_run_again(runs: dict[str, Run]) -> list[str]:
         test
         for found in runs.values()
         for test in found.failed
-        if test not in found.judged and test.split("/")[1] not in LIGHT.folders
+        if test not in found.judged and test.split("/")[1] not in LIGHT_FOLDERS
     ]
     return tests if len(tests) <= AGAIN_MAX else []
 

@@ -28,7 +28,7 @@ from tools import hosts as machines
 
 ROOT = Path(__file__).resolve().parents[2]
 ADDRESSES = {"head": "10.77.0.1", "db1": "10.77.0.2", "db2": "10.77.0.3"}
-pytestmark = pytest.mark.alone  # Ray gives a host half a minute to start
+pytestmark = pytest.mark.calm  # Ray gives a host half a minute to start
 MESSAGES = 1_000
 RMQ_TOML = """\
 cluster = "hosts"

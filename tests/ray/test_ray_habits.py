@@ -21,7 +21,7 @@ from tests.support.pages import ROOT
 from tests.support.programs import Program, free_port, machine_alone
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.alone  # Ray gives a client half a minute to connect
+pytestmark = pytest.mark.calm  # Ray gives a client half a minute to connect
 DRIVER_S = 150
 ENVIRONMENT = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "a" * 32}
 TOPOLOGY = """\
