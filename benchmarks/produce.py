@@ -8,6 +8,8 @@ import os
 import statistics
 import threading
 import time
+from collections import deque
+from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -61,6 +63,7 @@ def batches(scene: Scene, mq: rmq.Cluster, queue_rate: float) -> None:
         ),
         ("1 KB x 400", 1_024, 400, "batch_1k", {"new objects": 1.8}),
     ):
+        kafka = scene.peer("kafka_100" if size == 100 else "kafka_1k", "per_second")
         messages = scene.count(1_500_000 if size == 100 else 500_000)
         rates: dict[str, list[float]] = {way: [] for way in (*WAYS, "bare path")}
         with producer_actor(mq, f"batch-{size}") as producer:
@@ -86,6 +89,8 @@ def batches(scene: Scene, mq: rmq.Cluster, queue_rate: float) -> None:
             tell(name, found[way], "bare path", bare, 0.75 if typed else None)
             if java is not None and way != "reused objects":
                 tell(name, found[way], "Java, new objects", java, goals.get(way))
+            if way in NOT_WAITED_FOR:
+                tell(name, found[way], "Kafka, messages made once", kafka, 1.0)
         name = f"send_batch of {label}, new objects"
         tell(name, rate, "ray.util.queue.Queue", queue_rate, None)
         scene.report.add(
@@ -100,7 +105,10 @@ def batched_rate(mq: rmq.Cluster, topic: str, messages: int, size: int, batch: i
         return float(ray.get(sent, timeout=PATIENCE_S))
 
 
-WAYS = ("new objects", "reused objects", "bodies without objects")
+NOT_WAITED_FOR = ("new objects, not waited for", "bodies, not waited for")
+WAYS = ("new objects", "reused objects", "bodies without objects", *NOT_WAITED_FOR)
+OUT_MAX = 16
+"""Futures of batches that a sender keeps before it looks at the oldest."""
 
 
 def send_batches(
@@ -112,14 +120,27 @@ def send_batches(
     way: str = "new objects",
 ) -> float:
     """Runs in the producer actor: two threads, each sends one batch after another, as the Java
-    peer does. Bodies are made before, objects for each batch unless they are reused.
+    peer does; one thread where it does not wait. Bodies are made before, objects for each batch
+    unless they are reused.
     """
     bodies = [os.urandom(size) for _ in range(batch)]
     made = [rmq.Message(topic, body) for body in bodies]
+    out: deque[Future[list[rmq.SendResult]]] = deque()
+
+    def begun(future: Future[list[rmq.SendResult]]) -> None:
+        out.append(future)
+        if len(out) > OUT_MAX:
+            out.popleft().result()
+
+    def objects() -> list[rmq.Message]:
+        return [rmq.Message(topic, body) for body in bodies]
+
     send = {
-        "new objects": lambda: producer.send_batch([rmq.Message(topic, body) for body in bodies]),
+        "new objects": lambda: producer.send_batch(objects()),
         "reused objects": lambda: producer.send_batch(made),
         "bodies without objects": lambda: producer.send_batch(topic, bodies),
+        NOT_WAITED_FOR[0]: lambda: begun(producer.send_batch_async(objects())),
+        NOT_WAITED_FOR[1]: lambda: begun(producer.send_batch_async(topic, bodies)),
     }[way]
     batches = -(-messages // batch)
     turns = iter(range(batches))
@@ -133,7 +154,9 @@ def send_batches(
             send()
 
     begin = time.perf_counter()
-    Crew(2, work).join()
+    Crew(1 if way in NOT_WAITED_FOR else 2, work).join()
+    for future in out:
+        future.result()
     return batches * batch / (time.perf_counter() - begin)
 
 

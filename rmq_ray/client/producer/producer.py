@@ -18,6 +18,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
@@ -318,6 +319,33 @@ class Producer(ProducerBase):
         batch, queue = batch_of(messages, bodies, queue, (tags, keys, properties))
         topic, frames = split_batch(batch, self._config)
         return send_frames(core, self._steps, topic, frames, queue, timeout_ms)
+
+    def send_batch_async(
+        self,
+        messages: Sequence[Message] | str,
+        bodies: Sequence[bytes | Message] | MessageQueue | None = None,
+        queue: MessageQueue | None = None,
+        *,
+        tags: str | Sequence[str | None] | None = None,
+        keys: str | Sequence[str | Sequence[str] | None] | None = None,
+        properties: Mapping[str, str] | Sequence[Mapping[str, str] | None] | None = None,
+        timeout: float | None = None,
+    ) -> Future[list[SendResult]]:
+        """``send_batch`` without waiting for the broker: a future of its results. The next batch is
+        made while the broker stores this one; batches of a queue are stored in the order of the
+        calls.
+
+        Waits, or raises ``BrokerBusy``, as ``send_async`` does; callbacks run as its. Where frames
+        of a batch that was cut are stored beside one that failed, the error's ``args[2]`` are the
+        ranges of messages [(first, behind last), ...] that are stored.
+        """
+        core = self._core or self._ready()
+        timeout_ms = self._time(timeout)
+        batch, queue = batch_of(messages, bodies, queue, (tags, keys, properties))
+        topic, frames = split_batch(batch, self._config)
+        from rmq_ray.client.sending.batch_sending import begin_batch
+
+        return begin_batch(core, self._steps, topic, frames, queue, timeout_ms)
 
     def send_arrow(  # noqa: PLR0913 - the public signature
         self,

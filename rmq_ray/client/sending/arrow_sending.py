@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -35,10 +35,9 @@ from rmq_ray.client.sending.arrow_columns import CheckedRows, Columns, read_rows
 from rmq_ray.client.sending.async_sender import AsyncSend
 from rmq_ray.client.sending.loop_sender import LoopSender
 from rmq_ray.client.sending.producer_core import CLOSE_SLACK_MS, ProducerCore
-from rmq_ray.client.sending.send_engine import InFlightSend
+from rmq_ray.client.sending.send_engine import InFlightSend, ids_result
 from rmq_ray.client.sending.send_steps import SendSteps, partly, send_frames
 from rmq_ray.codec.arrow.arrow_encoder import encode_arrow, offsets_of
-from rmq_ray.codec.key_range import KeyRange
 from rmq_ray.codec.record_batch import FRAME_RECORDS_MAX
 from rmq_ray.config import ProducerConfig
 from rmq_ray.errors import BrokerBusy, ClientError, RmqError, SendError, SendTimeout, SendUnknown
@@ -293,9 +292,8 @@ def partly_sent(
 
 
 def _result(outcome: BatchOutcome) -> SendResult:
-    keys, stored = outcome.message_ids, outcome.stored
-    assert isinstance(keys, KeyRange) and stored is not None
-    return replace(stored.result(keys.joined()), count=len(keys))
+    assert outcome.stored is not None
+    return ids_result(outcome.message_ids, outcome.stored)
 
 
 def _has_ended(outcome: BatchOutcome) -> bool:

@@ -18,7 +18,7 @@ that may be stored never ends as a definite failure.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from rmq_ray.client.instance.client_instance import ClientInstance
@@ -462,7 +462,11 @@ class SendEngine:
 
 def frame_result(payload: FramePayload, stored: StoredAt) -> SendResult:
     """The one result of a payload: its first place, the ids of all its messages."""
-    ids = payload.message_ids
+    return ids_result(payload.message_ids, stored)
+
+
+def ids_result(ids: Sequence[str], stored: StoredAt) -> SendResult:
+    """The same of messages with these ids."""
     if len(ids) == 1:
         return stored.result(ids[0])
     joined = ids.joined() if isinstance(ids, KeyRange) else ",".join(ids)

@@ -180,13 +180,13 @@ class SendSteps:
 
     @contextmanager
     def around_frame(
-        self, topic: str, queue: MessageQueue, parts: FrameParts
+        self, topic: str, queue: MessageQueue | None, parts: FrameParts, mode: str = SYNC
     ) -> Iterator[tuple[SendContext, FrameParts]]:
         """The same for one frame of a batch; yields its parts with what hooks added to each
         message, bodies compressed.
         """
         bodies, texts, flags = parts
-        ctx = self._context(topic, SYNC, bodies, texts[0], queue)
+        ctx = self._context(topic, mode, bodies, texts[0], queue)
         ctx.parts = list(zip(bodies, texts, strict=True)) if self.hooks else ()
         with self._through(ctx):
             if ctx.added:
