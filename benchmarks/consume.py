@@ -66,6 +66,13 @@ def run(scene: Scene) -> None:
                     lambda n, t=topic, m=messages, r=read: pull_rate(mq, t, m, r, n)
                 )
                 tell(f"poll({POLL_MESSAGES}) {label}, {way}", rate, JAVA[""], java)
+            for wait in (True, False):
+                rate = median_of_rounds(
+                    lambda n, t=topic, m=messages, w=wait: pull_rate(
+                        mq, t, m, bodies_of_columns, n, {"wait": w}
+                    )
+                )
+                tell(f"poll({POLL_MESSAGES}) {label}, commit(batch, wait={wait}) each", rate)
 
 
 def said(settings: dict[str, Any]) -> str:
@@ -96,11 +103,22 @@ def push_rate(mq: rmq.Cluster, topic: str, messages: int, settings: dict[str, An
 
 
 def pull_rate(
-    mq: rmq.Cluster, topic: str, messages: int, read: Callable[[Any], int], number: int
+    mq: rmq.Cluster,
+    topic: str,
+    messages: int,
+    read: Callable[[Any], int],
+    number: int,
+    commit: dict[str, bool] | None = None,
 ) -> float:
-    """Messages a second of one polling thread, from its first batch to its last."""
+    """Messages a second of one polling thread, from its first batch to its last. ``commit``: of
+    each batch, so; None = as polls do it by themselves.
+    """
+    how = "" if commit is None else f"-{commit['wait']}"
     with rmq.PullConsumer(
-        f"{topic}-{read.__name__}-{number}", cluster=mq.name, start_from="first"
+        f"{topic}-{read.__name__}-{number}{how}",
+        cluster=mq.name,
+        start_from="first",
+        auto_commit=commit is None,
     ) as pc:
         pc.assign(pc.fetch_message_queues(topic))
         count = len(pc.poll(POLL_MESSAGES, timeout=10.0))
@@ -108,6 +126,8 @@ def pull_rate(
         while count < messages:
             batch = pc.poll(POLL_MESSAGES, timeout=10.0)
             read(batch)
+            if commit is not None:
+                pc.commit(batch, **commit)
             count += len(batch)
             if time.perf_counter() > deadline:
                 raise RuntimeError(f"only {count} of {messages} messages came")

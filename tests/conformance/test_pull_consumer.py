@@ -228,6 +228,26 @@ def test_only_what_was_committed_is_told_to_the_broker(cluster: PullCluster) -> 
     assert broker.offsets["reader", ("orders", 0)] == 6
 
 
+def test_a_commit_that_does_not_wait_travels_with_the_next_pull_and_at_the_end(
+    cluster: PullCluster,
+) -> None:
+    broker = cluster.pull_brokers[0]
+    cluster.put("orders", 0, bodies(0, 100))
+    with consumer(cluster, auto_commit=False) as pc:
+        pc.assign(QUEUES[:1])
+        batch = pc.poll(60, timeout=5)
+        assert pc.commit(batch, wait=False) == batch.next_offsets == {QUEUES[0]: 60}
+        assert pc.committed(QUEUES[0]) == 60, "to this consumer it counts"
+        cluster.put("orders", 0, bodies(0, 1))  # wakes the pull that is parked; another follows
+        eventually(lambda: ("pull", "orders", 0, 60) in broker.committed)
+        assert ("request", "orders", 0, 60) not in broker.committed, "nobody asked and waited"
+        with pytest.raises(OffsetOutOfRange):
+            pc.commit({QUEUES[0]: 500}, wait=False)
+        rest = pc.poll(20, timeout=5)
+        pc.commit(rest, wait=False)
+    assert broker.offsets["reader", ("orders", 0)] == 80
+
+
 def test_a_commit_that_no_broker_takes_is_an_error_and_another_queues_commit_is_left_out(
     cluster: PullCluster,
 ) -> None:

@@ -325,10 +325,11 @@ class PullConsumer(GroupConsumer[PullEngine]):
     # --- commits ----------------------------------------------------------------------------------
 
     def commit(
-        self, batch: PulledBatch | Mapping[MessageQueue, int] | None = None
+        self, batch: PulledBatch | Mapping[MessageQueue, int] | None = None, *, wait: bool = True
     ) -> dict[MessageQueue, int]:
         """Tell the brokers that the group has consumed ``batch`` (None = everything polled; or
-        queue -> next offset), and wait.
+        queue -> next offset), and wait. With ``wait`` False they hear of it from the queue's next
+        pull, within 5 s, or from ``close``: who dies before gets those messages again.
 
         Returns what was committed; a queue that left this consumer meanwhile is not in it: its
         messages come again to its new owner. An offset below what was committed before is not taken
@@ -353,7 +354,7 @@ class PullConsumer(GroupConsumer[PullEngine]):
                 self._check_bounds(queue, offset, held[queue].process.next_offset)
         for queue, offset in taken.items():
             engine.offsets.commit(queue, offset)
-        failed = engine.persist(taken)
+        failed = engine.persist(taken) if wait else []
         if failed:
             raise CommitFailed(
                 f"{len(failed)} of {len(taken)} offsets were not taken, like that of "
