@@ -72,7 +72,8 @@ def run(scene: Scene) -> None:
                         mq, t, m, bodies_of_columns, n, {"wait": w}
                     )
                 )
-                tell(f"poll({POLL_MESSAGES}) {label}, commit(batch, wait={wait}) each", rate)
+                name = f"poll({POLL_MESSAGES}) {label}, commit(batch, wait={wait}) each"
+                scene.report.tell(name, rate, "msg/s")
 
 
 def said(settings: dict[str, Any]) -> str:
