@@ -57,7 +57,9 @@ def send_all(producer: rmq.Producer) -> int:
         for n in range(ORDERS)
     ]
     assert all(future.result(10).queue_offset >= 0 for future in futures)
-    producer.send_batch([rmq.Message(TOPIC, b"page view", tag="web") for _ in range(100)])
+    producer.send_batch([rmq.Message(TOPIC, b"page view", tag="web") for _ in range(50)])
+    pages = [producer.send_batch_async(TOPIC, [b"page view"] * 25, tags="web") for _ in range(2)]
+    assert sum(result.count for page in pages for result in page.result(10)) == 50
     producer.send(
         TOPIC, b"the whole catalogue " * 5_000, tag="catalogue"
     )  # compressed on its way and in the log
