@@ -9,16 +9,20 @@
 
     replicas = (tasks that wait or run + requests of handles) / target_ongoing_requests
 
-Decides from what was measured last; each measurement is one request a broker in a thread that ends
-with it, so that a policy which Serve drops leaves nothing behind. Serve keeps its own limits and
-delays. Invariants: 0 only where nothing waits and nothing runs; a broker that does not answer
-changes nothing.
+Where a replica takes long to start (a model that is loaded, a GPU's node), ``startup_s`` looks
+ahead: by the time that a replica asked for now takes part, the tasks that came faster than they
+were done wait as well. Decides from what was measured last; each measurement is one request a
+broker in a thread that ends with it, so that a policy which Serve drops leaves nothing behind.
+Serve keeps its own limits and delays. Invariants: 0 only where nothing waits and nothing runs; a
+broker that does not answer changes nothing.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rmq_ray.client.admin.admin import Admin
@@ -30,36 +34,54 @@ from rmq_ray.serve.task_lag import waiting
 if TYPE_CHECKING:
     from ray.serve.config import AutoscalingContext
 
+STARTUP_S_MAX = 3_600.0
 log = logging.getLogger("rmq_ray.serve")
 
 
 class LagPolicy:
     """``queue_name``: that of ``TaskProcessorConfig``. ``poll_interval_s``: between measurements.
-    ``where``: ``cluster``, ``name_servers``, ``access_key``, ``secret_key``, as of
-    ``RmqAdapterConfig``; Serve wants plain values. Raises ``ConfigError`` for others.
+    ``startup_s``: from the moment that a replica is asked for until it works. ``where``:
+    ``cluster``, ``name_servers``, ``access_key``, ``secret_key``, as of ``RmqAdapterConfig``; Serve
+    wants plain values. Raises ``ConfigError`` for others.
     """
 
-    def __init__(self, queue_name: str, poll_interval_s: float = 2.0, **where: Any) -> None:
+    def __init__(
+        self,
+        queue_name: str,
+        poll_interval_s: float = 2.0,
+        startup_s: float = 0.0,
+        **where: Any,
+    ) -> None:
         if isinstance(poll_interval_s, bool) or not 0 < poll_interval_s < float("inf"):
             raise ConfigError(
                 f"poll_interval_s must be over 0 s, not {poll_interval_s!r}", poll_interval_s
             )
+        if isinstance(startup_s, bool) or not 0 <= startup_s <= STARTUP_S_MAX:
+            raise ConfigError(
+                f"startup_s must be 0 to {STARTUP_S_MAX:.0f} s, not {startup_s!r}", startup_s
+            )
         self._queue = queue_name
+        self._startup_s = startup_s
         self._interval_ms = poll_interval_s * 1_000
         self._where = RmqAdapterConfig.of(where)
         self._lock = threading.Lock()
         self._asking = False
         self._asked_ms = float("-inf")
-        self._lag: int | None = None
+        self._measured: deque[tuple[float, int]] = deque()
+        """(when, ms; lag): those of the last ``startup_s``, and the one before them."""
 
     def __call__(self, ctx: AutoscalingContext) -> tuple[float, dict[str, Any]]:
         """(replicas, what they were reckoned from)."""
         self._measure()
-        lag, config = self._lag, ctx.config
-        if lag is None or config is None:
+        with self._lock:
+            measured = list(self._measured)
+        config = ctx.config
+        if not measured or config is None:
             return ctx.current_num_replicas, {"lag": None}
-        target = config.get_target_ongoing_requests()
-        return replicas(lag + ctx.total_num_requests, target), {"lag": lag}
+        lag, target = measured[-1][1], config.get_target_ongoing_requests()
+        to_come = growth(measured, self._startup_s)
+        wanted = replicas(lag + to_come + ctx.total_num_requests, target)
+        return wanted, {"lag": lag, "to_come": round(to_come)}
 
     def _measure(self) -> None:
         """Begin one measurement, where it is time and none is under way."""
@@ -74,13 +96,33 @@ class LagPolicy:
         try:
             admin = Admin(self._where.discovery)
             try:
-                self._lag = waiting(admin, self._queue, ORDERED + self._queue)
+                self._note(waiting(admin, self._queue, ORDERED + self._queue))
             finally:
                 admin.close()
         except RmqError as error:
             log.warning("the lag of %s cannot be had: %s", self._queue, error)
         finally:
             self._asking = False
+
+    def _note(self, lag: int) -> None:
+        now_ms, kept = SYSTEM_CLOCK.monotonic_ms(), self._measured
+        with self._lock:
+            kept.append((now_ms, lag))
+            while len(kept) > 2 and kept[1][0] <= now_ms - self._startup_s * 1_000:
+                kept.popleft()
+
+
+def growth(measured: Sequence[tuple[float, int]], startup_s: float) -> float:
+    """Tasks by which the lag will have grown in ``startup_s``, at the pace of what was measured
+    (when, ms; lag); 0 where it falls, or nothing is known yet.
+
+    >>> growth([(0.0, 100), (2_000.0, 140)], 30.0), growth([(0.0, 100), (2_000.0, 60)], 30.0)
+    (600.0, 0.0)
+    """
+    (began_ms, first), (ended_ms, last) = measured[0], measured[-1]
+    if ended_ms <= began_ms or last <= first:
+        return 0.0
+    return (last - first) * 1_000 / (ended_ms - began_ms) * startup_s
 
 
 def replicas(work: float, target: float) -> float:
