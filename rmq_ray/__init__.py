@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from rmq_ray.actors.client_actors import ConsumerActor, ProducerActor
     from rmq_ray.actors.clients.async_producers import AsyncProducer
     from rmq_ray.actors.clients.consumers import PullConsumer, PushConsumer, SimpleConsumer
-    from rmq_ray.actors.clients.producers import Producer, TransactionProducer
+    from rmq_ray.actors.clients.producers import Producer
+    from rmq_ray.actors.clients.transaction_producers import TransactionProducer
     from rmq_ray.actors.durable_queue import Queue
     from rmq_ray.actors.workers.deployment import ConsumerApp, consumer, workers
     from rmq_ray.actors.workers.fleet import Workers
@@ -271,7 +272,8 @@ _HOMES = {
     "rmq_ray.actors.client_actors": "ConsumerActor ProducerActor",
     "rmq_ray.actors.clients.async_producers": "AsyncProducer",
     "rmq_ray.actors.clients.consumers": "PullConsumer PushConsumer SimpleConsumer",
-    "rmq_ray.actors.clients.producers": "Producer TransactionProducer",
+    "rmq_ray.actors.clients.producers": "Producer",
+    "rmq_ray.actors.clients.transaction_producers": "TransactionProducer",
     "rmq_ray.actors.durable_queue": "Queue",
     "rmq_ray.actors.workers.deployment": "ConsumerApp consumer workers",
     "rmq_ray.actors.workers.fleet": "Workers",

@@ -11,7 +11,8 @@ from rmq_ray.extras import load
 if TYPE_CHECKING:
     from rmq_ray.actors.clients.async_producers import AsyncProducer
     from rmq_ray.actors.clients.consumers import PullConsumer, PushConsumer, SimpleConsumer
-    from rmq_ray.actors.clients.producers import Producer, TransactionProducer
+    from rmq_ray.actors.clients.producers import Producer
+    from rmq_ray.actors.clients.transaction_producers import TransactionProducer
     from rmq_ray.actors.durable_queue import Queue
     from rmq_ray.client.admin.admin import Admin
 
@@ -54,7 +55,7 @@ class ClusterClients:
 
     def transaction_producer(self, group: str, **settings: Any) -> TransactionProducer:
         """A ``TransactionProducer`` of this cluster."""
-        from rmq_ray.actors.clients.producers import TransactionProducer
+        from rmq_ray.actors.clients.transaction_producers import TransactionProducer
 
         return TransactionProducer(group, **self._where | settings)
 

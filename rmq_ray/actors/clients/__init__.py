@@ -24,7 +24,7 @@ _HOMES = {
     "PullConsumer": "consumers",
     "PushConsumer": "consumers",
     "SimpleConsumer": "consumers",
-    "TransactionProducer": "producers",
+    "TransactionProducer": "transaction_producers",
 }
 
 

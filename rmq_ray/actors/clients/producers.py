@@ -1,4 +1,4 @@
-"""Producers of threads as users call them."""
+"""The producer of threads as users call it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 
 from rmq_ray.actors.access_keys import SecretKey
 from rmq_ray.actors.discovery import discovery_for
-from rmq_ray.client.producer import producer, transaction_producer
-from rmq_ray.client.transaction.transaction_listener import TransactionListener
+from rmq_ray.client.producer import producer
 from rmq_ray.config import Tls
 
 
@@ -41,33 +40,6 @@ class Producer(producer.Producer):
     ) -> None:
         super().__init__(
             group,
-            discovery=discovery_for(cluster, name_servers, secret, tls, access_key, secret_key),
-            **settings,
-        )
-
-
-class TransactionProducer(transaction_producer.TransactionProducer):
-    """A producer with a listener that runs local transactions and answers for them: RocketMQ's form
-    of ``Producer.transaction``. ``listener``: must be given; its ``check_local_transaction`` is
-    what ``checker`` is to a ``Producer``. Arguments and errors otherwise: ``Producer``.
-    """
-
-    def __init__(
-        self,
-        group: str,
-        *,
-        listener: TransactionListener | None = None,
-        cluster: str | None = None,
-        name_servers: Sequence[str] | str | None = None,
-        secret: bytes = b"",
-        tls: Tls | None = None,
-        access_key: str = "",
-        secret_key: SecretKey = "",
-        **settings: Any,
-    ) -> None:
-        super().__init__(
-            group,
-            listener=listener,
             discovery=discovery_for(cluster, name_servers, secret, tls, access_key, secret_key),
             **settings,
         )

@@ -156,10 +156,11 @@ class _Batch:
         else:
             assert outcome.stored is not None
             end = ids_result(outcome.message_ids, outcome.stored)
-        if ended is not None and isinstance(end, SendResult):
-            ended.set_result(end)
-        elif ended is not None:
-            ended.set_exception(end)
+        if ended is not None:
+            if isinstance(end, SendResult):
+                ended.set_result(end)
+            else:
+                ended.set_exception(end)
         self._ended(number, end)
 
     def _ended(self, number: int, end: SendResult | RmqError) -> None:

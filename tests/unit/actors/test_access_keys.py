@@ -17,7 +17,8 @@ from rmq_ray.actors.access_keys import AccountProof, keywords, secret_key_of
 from rmq_ray.actors.client_actors import ClientActorClass
 from rmq_ray.actors.clients.async_producers import AsyncProducer
 from rmq_ray.actors.clients.consumers import PullConsumer, PushConsumer, SimpleConsumer
-from rmq_ray.actors.clients.producers import Producer, TransactionProducer
+from rmq_ray.actors.clients.producers import Producer
+from rmq_ray.actors.clients.transaction_producers import TransactionProducer
 from rmq_ray.actors.discovery import discovery_for, use_cluster
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.scan.partition_sink import WriteTarget
