@@ -135,7 +135,7 @@ def test_a_topics_own_permission_survives_drain_and_new_topics_are_shown_without
         admin.create_topic("read-only", queues=1, permission=4)
         admin.drain_broker("broker-a")
         with pytest.raises(AdminError, match="does not show topic"):
-            Admin(cluster, timeout_ms=300).create_topic("new", queues=1)
+            Admin(cluster, timeout_ms=2_000).create_topic("new", queues=1)
         assert admin.route("new").queues[0].permission == 4
         admin.undrain_broker("broker-a")
         assert (

@@ -22,6 +22,7 @@ from ray.serve.task_consumer import instantiate_adapter_from_config
 from rmq_ray.client.admin.dead_letters import DeadLetters
 from rmq_ray.client.pop.simple_consumer import SimpleConsumer
 from rmq_ray.client.producer.producer import Producer
+from rmq_ray.clock import SystemClock
 from rmq_ray.errors import (
     ClientError,
     MessageTooLarge,
@@ -40,6 +41,16 @@ FAST = {"retry_backoff_s": 0.05, "lease_s": 0.6}
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
     with LiveCluster(tmp_path_factory.mktemp("live")) as live:
         yield live
+
+
+class Ahead(SystemClock):
+    """A host whose time of day is ahead by so many ms."""
+
+    def __init__(self, ahead_ms: int) -> None:
+        self._ahead_ms = ahead_ms
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self._ahead_ms
 
 
 class Bench:
@@ -478,15 +489,15 @@ def test_a_cancelled_task_does_not_begin_and_a_coroutine_ends(bench: Callable[..
 
 
 def test_results_are_kept_for_their_time_only(bench: Callable[..., Bench]) -> None:
-    tasks = bench(adapter={"result_ttl_s": 1.0})
+    tasks = bench(adapter={"result_ttl_s": 60.0})
+    later = tasks.adapter()
+    later._clock = Ahead(61_000)
     waiting = tasks.call("one")
-    time.sleep(1.1)
-    assert tasks.caller.get_task_status_sync(waiting).status == "PENDING", "nobody took it yet"
+    assert later.get_task_status_sync(waiting).status == "PENDING", "nobody took it yet"
     tasks.work(one=lambda: 1)
     tasks.until(waiting, "SUCCESS")
-    time.sleep(1.1)
     with pytest.raises(ResultExpired, match="result_ttl_s"):
-        tasks.caller.get_task_status_sync(waiting)
+        later.get_task_status_sync(waiting)
     with pytest.raises(ClientError, match="no id of a task"):
         tasks.caller.get_task_status_sync("7")
     unkept = bench(adapter={"result_ttl_s": 0})
