@@ -491,7 +491,7 @@ def test_a_cancelled_task_does_not_begin_and_a_coroutine_ends(bench: Callable[..
 def test_results_are_kept_for_their_time_only(bench: Callable[..., Bench]) -> None:
     tasks = bench(adapter={"result_ttl_s": 60.0})
     later = tasks.adapter()
-    later._clock = Ahead(61_000)
+    later._connected().results._clock = Ahead(61_000)
     waiting = tasks.call("one")
     assert later.get_task_status_sync(waiting).status == "PENDING", "nobody took it yet"
     tasks.work(one=lambda: 1)
