@@ -75,9 +75,10 @@ class ArchivistShell:
         return os.getpid()
 
     async def status(self) -> dict[str, Any]:
-        """``topic, location, state`` ("running", "paused", "waiting": with an ``error``),
-        ``lag_messages, lag_seconds, rows, rejected_rows, files, offsets, gaps, committed_ms,
-        held_bytes, holding`` (whether retention waits), ``topic_gone``.
+        """``topic, location, catalog, state`` ("running", "paused", "waiting": with an ``error``),
+        ``max_lag_s, decode, columns, error, error_since_ms``, and once the table was opened
+        ``lag_messages, lag_seconds, rows, rejected_rows, offsets, gaps, committed_ms, held_bytes,
+        holding`` (whether retention waits), ``topic_gone``.
         """
         spec, work = self._spec, self._archivist
         state = None if work is None else work.state
@@ -208,9 +209,9 @@ class ArchivistShell:
         """Of the catalog's snapshots; how many went."""
         return await self._do(lambda _work: self._target.expire_versions(before_ms))
 
-    async def drop(self) -> None:
-        """Delete the table: catalog entry and files."""
-        await self._do(lambda _work: self._target.drop())
+    async def drop(self) -> int:
+        """Delete the table: catalog entry and files; how many files of others stay."""
+        return await self._do(lambda _work: self._target.drop())
 
     # --- turns ------------------------------------------------------------------------------------
 

@@ -77,7 +77,8 @@ class Target(Protocol):
     def prune(self) -> None: ...  # noqa: D102
     def expire_versions(self, before_ms: int) -> int: ...  # noqa: D102
     def alter(self, schema: Any) -> None: ...  # noqa: D102
-    def drop(self) -> None: ...  # noqa: D102
+    def check_location(self) -> None: ...  # noqa: D102
+    def drop(self) -> int: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)

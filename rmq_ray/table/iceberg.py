@@ -10,8 +10,9 @@ Snapshots of others (a compaction, a deletion) say nothing of ours: the summary 
 ancestor that does counts, and where all of these were expired the table's properties.
 
 Decides that. Rejected rows are committed first; what a crash in between leaves is seen by the
-rejected table's own offsets. The only module that imports pyiceberg. Invariant: a file that may be
-part of a commit whose outcome is not known is not deleted for a day.
+rejected table's own offsets. The only module that imports pyiceberg. Invariants: a file that may be
+part of a commit whose outcome is not known is not deleted for a day; one that a snapshot names, or
+that others wrote, is not swept, however its place is spelt (``layout``).
 """
 
 from __future__ import annotations
@@ -19,13 +20,26 @@ from __future__ import annotations
 import logging
 import struct
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from rmq_ray.errors import CommitRefused, ConfigError, RmqError, TableError, TableStorageError
+from rmq_ray.model.arrow import COLUMNS
 from rmq_ray.table.data_files import rejected_schema
+from rmq_ray.table.layout import (
+    ABOUT,
+    check_unused,
+    delete_own,
+    is_kept,
+    is_metadata,
+    is_rows,
+    is_staged,
+    path_below,
+    place,
+    without_checksum,
+)
 from rmq_ray.table.rules import (
     WIDENED,
     Change,
@@ -34,13 +48,15 @@ from rmq_ray.table.rules import (
     TableState,
     parse_file_name,
 )
-from rmq_ray.table.storage import STAGING, Storage
+from rmq_ray.table.storage import STAGING, Storage, bare
 
 ORPHAN_MS = 86_400_000
 ANCESTORS_MAX = 10_000
 NO_RETRY = {"commit.retry.num-retries": "0"}
 PROPERTIES = {"format-version": "2", "write.metadata.delete-after-commit.enabled": "true"}
 REJECTED = "__rejected"
+FOLDERS = ("data/", "rejected/data/")
+METADATA = ("metadata/", "rejected/metadata/")
 
 
 class IcebergTable:
@@ -48,8 +64,7 @@ class IcebergTable:
     one that the spec's properties name.
     """
 
-    folder = "data/"
-    rejected_folder = "rejected/data/"
+    folder, rejected_folder = FOLDERS
 
     def __init__(self, spec: TableSpec, schema: Any, writer: str = "", catalog: Any = None) -> None:
         self._spec, self.writer_name = spec, writer
@@ -121,8 +136,7 @@ class IcebergTable:
                     self._spec.topic,
                 )
             one = task.file
-            path = str(one.file_path)
-            path = path[len(self._base) + 1 :] if path.startswith(self._base) else path
+            path = path_below(self._base, str(one.file_path))
             name = parse_file_name(path.rpartition("/")[2])
             days = one.partition[0]
             day = "" if days is None else str(datetime.fromtimestamp(days * 86_400, UTC).date())
@@ -191,11 +205,12 @@ class IcebergTable:
                 update = transaction.update_snapshot(snapshot_properties=said)
                 if change.removed:
                     with update.overwrite() as snapshot:
-                        gone = {f"{self._base}/{one.path}" for one in change.removed}
+                        gone = {one.path for one in change.removed}
                         for task in table.scan().plan_files():
-                            if task.file.file_path in gone:
+                            path = path_below(self._base, task.file.file_path)
+                            if path in gone:
                                 snapshot.delete_data_file(task.file)
-                                gone.discard(task.file.file_path)
+                                gone.discard(path)
                         for one in new:
                             snapshot.append_data_file(one)
                     if gone:
@@ -283,31 +298,82 @@ class IcebergTable:
                 before -= len(table.snapshots())
         return before
 
+    # --- files ------------------------------------------------------------------------------------
+
+    def check_location(self) -> None:
+        """``TableError`` where the catalog has a table of others by this name, or no table and the
+        location has files.
+        """
+        if self._table is None:
+            check_unused(self.storage, is_kept)
+            return
+        with told(self._spec):
+            self._check_own(self._table, self._base)
+            if self._bad is not None:
+                self._check_own(self._bad, f"{self._base}/rejected")
+
+    def _check_own(self, table: Any, base: str) -> None:
+        name = ".".join(table.name())
+        moved = place(table.location()) != place(base)  # by a catalog that chooses itself, maybe
+        if moved and self.storage.read_whole(ABOUT) is None:
+            raise TableError(
+                f"the catalog has the table {name} at {bare(table.location())} already: create it "
+                "with that location where it is this topic's, or else in a namespace of its own",
+                self._spec.topic,
+            )
+        columns = {field.name for field in table.schema().fields}
+        told_by_us = table.current_snapshot() is None or "rmq.offsets" in table.properties
+        if not (told_by_us and columns.issuperset(COLUMNS)):
+            raise TableError(
+                f"the catalog's table {name} was not made of a topic: give this one a namespace "
+                "and a location of its own",
+                self._spec.topic,
+            )
+
     def sweep(self, now_ms: int) -> int:
-        """Delete data files that no snapshot names, and parts of such, that are older than a day;
-        how many.
+        """Delete files of rows of ours that no snapshot names, and parts of such, that are older
+        than a day; how many. Files of others stay, those of their compactions, too.
         """
         with told(self._spec):
-            named: set[str] = set()
-            for table in filter(None, (self._table, self._bad)):
-                named |= set(table.inspect.all_files()["file_path"].to_pylist())
+            named = self._named()
         swept = 0
-        for folder in (self.folder, self.rejected_folder, STAGING):
+        for folder in (*FOLDERS, STAGING):
             for one in self.storage.list(folder.rstrip("/")):
+                ours = is_rows(one.path, FOLDERS) or is_staged(one.path)
                 old = now_ms - one.modified_ms > ORPHAN_MS
-                if old and f"{self._base}/{one.path}" not in named:
+                if ours and old and one.path not in named:
                     self.storage.delete(one.path)
                     swept += 1
         return swept
 
-    def drop(self) -> None:
-        """Take the tables out of the catalog and delete their files."""
+    def _named(self) -> set[str]:
+        """Paths of all files that a snapshot has now: others may have committed since we did."""
+        self._table.refresh()
+        self._bad = self._found(REJECTED)
+        return {
+            path_below(self._base, uri)
+            for table in filter(None, (self._table, self._bad))
+            for uri in table.inspect.all_files()["file_path"].to_pylist()
+        }
+
+    def drop(self) -> int:
+        """Take the tables out of the catalog, delete their files, and those that their snapshots
+        name; how many files of others stay.
+        """
+        named: set[str] = set()
         with told(self._spec):
+            with suppress(FileNotFoundError):  # somebody deleted what says it
+                named = self._named()
             for suffix in ("", REJECTED):
                 if self._found(suffix) is not None:
                     self._catalog.drop_table(self._identifier(suffix))
-        for one in self.storage.list(""):
-            self.storage.delete(one.path)
+
+        def owns(path: str) -> bool:
+            path = without_checksum(path)
+            known = path in named or is_rows(path, FOLDERS)
+            return known or is_metadata(path, METADATA) or is_kept(path)
+
+        return delete_own(self.storage, owns)
 
 
 def load_catalog(properties: Mapping[str, str]) -> Any:

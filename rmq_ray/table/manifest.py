@@ -26,11 +26,21 @@ from dataclasses import astuple, replace
 from typing import Any
 
 from rmq_ray.errors import CommitterReplaced, TableError
+from rmq_ray.table.layout import (
+    COMMITS,
+    GENERATIONS,
+    OFFSETS,
+    check_unused,
+    delete_own,
+    is_kept,
+    is_rows,
+    is_staged,
+)
 from rmq_ray.table.rules import Change, DataFile, TableState
-from rmq_ray.table.storage import STAGING, Storage
+from rmq_ray.table.storage import Storage
 
 FORMAT = 1
-COMMITS, GENERATIONS, OFFSETS = "_rmq/commits", "_rmq/generations", "_rmq/offsets.json"
+FOLDERS = ("", "_rejected/")
 KEPT = 10
 SUMMARY = ("offsets", "epochs", "gaps", "commits", "replayed")
 
@@ -40,8 +50,7 @@ class ManifestTable:
     table is only read.
     """
 
-    folder = ""
-    rejected_folder = "_rejected/"
+    folder, rejected_folder = FOLDERS
 
     def __init__(self, storage: Storage, topic: str, writer: str = "") -> None:
         self.storage, self.topic = storage, topic
@@ -53,7 +62,7 @@ class ManifestTable:
 
     def load(self) -> TableState:
         """What is committed now. ``TableError`` for a manifest that cannot be read."""
-        newest = max((one.path for one in self.storage.list(COMMITS)), default=None)
+        newest = max(self._own(COMMITS), default=None)
         if newest is None:
             self._files = ()
             return TableState("")
@@ -94,7 +103,7 @@ class ManifestTable:
 
     def take_over(self) -> TableState:
         """Become the one committer: the state that is built on from now on."""
-        taken = [int(one.path.rpartition("/")[2][:6]) for one in self.storage.list(GENERATIONS)]
+        taken = [int(path.rpartition("/")[2][:6]) for path in self._own(GENERATIONS)]
         self._generation = max(taken, default=0) + 1
         self.storage.write_whole(f"{GENERATIONS}/{self._name()}", b"")
         state = self.load()
@@ -104,7 +113,7 @@ class ManifestTable:
         """The state behind it. ``CommitterReplaced`` where a newer committer has taken the table
         over, or its files are gone; any other error leaves the outcome unknown until ``load``.
         """
-        taken = {one.path.rpartition("/")[2] for one in self.storage.list(GENERATIONS)}
+        taken = {path.rpartition("/")[2] for path in self._own(GENERATIONS)}
         if max(taken, default="") > self._name():
             raise CommitterReplaced(
                 f"another committer has taken over {self.storage.root}: this one gives up",
@@ -154,30 +163,35 @@ class ManifestTable:
 
     # --- leftovers --------------------------------------------------------------------------------
 
+    def check_location(self) -> None:
+        """``TableError`` where another topic's table is there, or none and files of others."""
+        if not self._own(COMMITS):
+            check_unused(self.storage, _owns)
+        self.load()
+
     def sweep(self, now_ms: int) -> int:
         """Delete what no commit names: files of attempts that failed, of older committers, and what
-        a compaction replaced; older manifests. How many data files went.
+        a compaction replaced; older manifests. How many data files went. Files of others stay.
 
         To be called by who has taken over, between its commits: nothing of it is under way.
         """
         named = {one.path for one in self._files}
         swept = 0
         for one in self.storage.list(""):
-            manifest = one.path.startswith("_rmq/")
-            if not manifest and one.path.endswith(".parquet") and one.path not in named:
+            if is_rows(one.path, FOLDERS) and one.path not in named:
                 self.storage.delete(one.path)
                 swept += 1
-            elif one.path.startswith(f"{STAGING}/"):
+            elif is_staged(one.path):
                 self.storage.delete(one.path)
         for folder in (COMMITS, GENERATIONS):
-            for one in self.storage.list(folder)[:-KEPT]:
-                self.storage.delete(one.path)
+            for path in self._own(folder)[:-KEPT]:
+                self.storage.delete(path)
         return swept
 
     def prune(self) -> None:
         """Forget all manifests but the newest."""
-        for one in self.storage.list(COMMITS)[:-KEPT]:
-            self.storage.delete(one.path)
+        for path in self._own(COMMITS)[:-KEPT]:
+            self.storage.delete(path)
 
     def expire_versions(self, _before_ms: int) -> int:
         """There are none to expire: the newest manifests prune themselves."""
@@ -186,7 +200,14 @@ class ManifestTable:
     def alter(self, _schema: Any) -> None:
         """Nothing to do: each file has the columns of its time."""
 
-    def drop(self) -> None:
-        """Delete every file of the table."""
-        for one in self.storage.list(""):
-            self.storage.delete(one.path)
+    def drop(self) -> int:
+        """Delete every file of the table; how many files of others stay."""
+        return delete_own(self.storage, _owns)
+
+    def _own(self, folder: str) -> list[str]:
+        """Manifests or generations, in order."""
+        return [one.path for one in self.storage.list(folder) if is_kept(one.path)]
+
+
+def _owns(path: str) -> bool:
+    return is_rows(path, FOLDERS) or is_kept(path)

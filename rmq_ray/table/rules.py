@@ -366,10 +366,13 @@ def check_evolution(old: Mapping[str, str], new: Mapping[str, str]) -> None:
 
 
 def compactable(files: Sequence[DataFile], file_bytes: int) -> list[list[DataFile]]:
-    """Runs of neighbours of one queue and day that together make one larger file, in order."""
+    """Runs of neighbours of one queue and day that together make one larger file, in order. Files
+    of others have rows of several queues and stay as they are.
+    """
     found: list[list[DataFile]] = []
     group: list[DataFile] = []
-    for one in sorted(files, key=lambda f: (f.rejected, f.day, f.broker, f.queue_id, f.first)):
+    ours = (one for one in files if one.queue_id >= 0)
+    for one in sorted(ours, key=lambda f: (f.rejected, f.day, f.broker, f.queue_id, f.first)):
         same = group and _kin(group[-1]) == _kin(one)
         if not same or sum(f.bytes for f in group) + one.bytes > file_bytes:
             found.append(group)

@@ -131,6 +131,20 @@ class Storage:
             key=lambda one: one.path,
         )
 
+    def walk(self) -> Iterator[str]:
+        """The path of every file, folder by folder: who stops early lists no more than that."""
+        from pyarrow import fs
+
+        folders = [self.root or "/"]
+        while folders:  # ends: each folder is listed once
+            selector = fs.FileSelector(folders.pop(0), allow_not_found=True)
+            with self.told("read"):
+                found = self.filesystem.get_file_info(selector)
+            folders += [one.path for one in found if one.type == fs.FileType.Directory]
+            for one in sorted(found, key=lambda info: info.path):
+                if one.type == fs.FileType.File:
+                    yield one.path[len(self.root) + 1 :]
+
     def delete(self, name: str) -> None:
         """Nothing where it is not there."""
         with self.told("deleted from"), contextlib.suppress(FileNotFoundError):

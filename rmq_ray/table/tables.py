@@ -26,6 +26,7 @@ from rmq_ray.errors import ClientError, RmqError, TableExists, TableNotFound
 from rmq_ray.protocol.scan.scan_positions import Where
 from rmq_ray.table.actor import ArchivistShell, open_target
 from rmq_ray.table.columns import check_columns, parse_columns
+from rmq_ray.table.layout import ABOUT
 from rmq_ray.table.reading import check_source, read_union
 from rmq_ray.table.registry import TableRegistry
 from rmq_ray.table.rules import FILE_BYTES, HOLD_BYTES, TableSpec, check_evolution
@@ -70,8 +71,8 @@ class Tables:
 
         A table that is at the location already is gone on with, exactly where it ended. Raises
         ``ConfigError`` for wrong settings, ``TopicNotFound``, ``TableExists``, ``TableError``
-        where pyiceberg is missing or the location has another topic's table, ``TableStorageError``
-        where the location cannot be written to.
+        where pyiceberg is missing or the location has another topic's table or any files that are
+        no table's, ``TableStorageError`` where the location cannot be written to.
         """
         with TopicState(self._discovery, topic) as state:
             state.now()
@@ -93,9 +94,8 @@ class Tables:
                 "it first (its files stay unless you say otherwise)",
                 topic,
             )
-        target = open_target(spec, "create")
-        target.storage.write_whole("_rmq/table.json", _public(spec))
-        target.load()  # a manifest of another topic is an error here
+        open_target(spec).check_location()
+        open_target(spec, "create").storage.write_whole(ABOUT, _public(spec))
         self._registry.keep(spec)
         try:
             self._start(spec)
@@ -175,19 +175,23 @@ class Tables:
         self._change(spec.checked())
         return self.describe(topic)
 
-    def drop(self, topic: str, *, delete_files: bool = False) -> None:
+    def drop(self, topic: str, *, delete_files: bool = False) -> dict[str, int]:
         """The topic is no table any more; the files stay unless ``delete_files``, and a table made
-        at the same location goes on with them.
+        at the same location goes on with them. With ``delete_files``: foreign_files, how many
+        files at the location were not the table's and so were left.
         """
         self.spec(topic)
         actor = names.archivist(self._cluster, topic)
+        found: dict[str, int] = {}
         if delete_files:
             handle = self._archivist(topic)
             gateway.call(handle, "stop")
-            gateway.call(handle, "drop", timeout_s=FLUSH_S)
+            left = gateway.call(handle, "drop", timeout_s=FLUSH_S)
+            found = {"foreign_files": int(left)}
         gateway.call(gateway.controller(self._cluster), "disown", actor)
         gateway.kill(actor, for_good=True)
         self._registry.forget(topic)
+        return found
 
     def to_arrow(
         self,

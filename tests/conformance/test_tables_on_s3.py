@@ -13,7 +13,7 @@ from moto.server import ThreadedMotoServer
 from pyarrow import fs
 
 from rmq_ray.clock import ManualClock
-from rmq_ray.errors import CommitterReplaced, RmqError, TableStorageError
+from rmq_ray.errors import CommitterReplaced, RmqError, TableError, TableStorageError
 from rmq_ray.table.archivist import Archivist
 from rmq_ray.table.manifest import ManifestTable
 from rmq_ray.table.rules import TableSpec
@@ -21,6 +21,7 @@ from rmq_ray.table.storage import Storage
 from tests.support.tables.table_rig import START_MS, TOPIC, MemoryTopic, expected_rows
 
 BUCKET = "lake"
+LEFT = "broker-a-0001-00000000000000000009-e1-g000001-dead.parquet"
 
 
 class Guard:
@@ -107,13 +108,32 @@ def test_rows_are_in_the_bucket_once_and_a_new_committer_goes_on(s3: Any) -> Non
     one.turn(force=True)
     assert rows(location) == expected_rows(topic)
     topic.send(0, b"more")
-    client.put_object(Bucket=BUCKET, Key="orders/day=2026-01-01/left.parquet", Body=b"half")
+    left, foreign = f"orders/day=2026-01-01/{LEFT}", "orders/day=2026-01-01/report.parquet"
+    for key in (left, foreign):
+        client.put_object(Bucket=BUCKET, Key=key, Body=b"half")
     two = archivist(location, topic, "two")
     two.turn(force=True)
-    assert rows(location) == expected_rows(topic), "what no commit names is swept"
+    keys = {one["Key"] for one in client.list_objects_v2(Bucket=BUCKET)["Contents"]}
+    assert left not in keys, "what was written and not committed is swept"
+    assert foreign in keys, "what others wrote stays"
+    client.delete_object(Bucket=BUCKET, Key=foreign)
+    assert rows(location) == expected_rows(topic)
     topic.send(1, b"last")
     with pytest.raises(RmqError, match="taken over"):
         one.turn(force=True)
+
+
+def test_a_table_is_not_made_among_objects_of_others(s3: Any) -> None:
+    client, options = s3
+    missing = ManifestTable(Storage(f"s3://none/orders{options}"), TOPIC)
+    missing.check_location()  # told by the first write, with what to do
+    client.create_bucket(Bucket=BUCKET)
+    table = ManifestTable(Storage(f"s3://{BUCKET}/orders{options}"), TOPIC)
+    client.put_object(Bucket=BUCKET, Key="orders-of-others/a.parquet", Body=b"kept")
+    table.check_location()
+    client.put_object(Bucket=BUCKET, Key="orders/a.parquet", Body=b"kept")
+    with pytest.raises(TableError, match="like a.parquet: give"):
+        table.check_location()
 
 
 def test_a_bucket_that_vanishes_is_told_and_caught_up_with_when_it_is_back(s3: Any) -> None:

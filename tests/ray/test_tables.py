@@ -194,8 +194,11 @@ def test_small_files_become_large_ones_and_old_days_go(
     send(mq, topic, 1_200, 10)
     mq.tables.flush(topic)
     check_once(tmp_path / "t", 1_210)
-    mq.tables.drop(topic, delete_files=True)
-    assert not [path for path in (tmp_path / "t").rglob("*") if path.is_file()]
+    other = tmp_path / "t" / "day=2026-11-25" / "report.parquet"
+    other.parent.mkdir(exist_ok=True)
+    other.write_bytes(b"somebody's")
+    assert mq.tables.drop(topic, delete_files=True) == {"foreign_files": 1}
+    assert [path for path in (tmp_path / "t").rglob("*") if path.is_file()] == [other]
 
 
 def test_wrong_wishes_are_refused_with_what_to_do(
@@ -211,6 +214,12 @@ def test_wrong_wishes_are_refused_with_what_to_do(
         mq.tables.create(topic, "/proc/nothing/here")
     with pytest.raises(TableNotFound, match="rmq-ray table create"):
         mq.tables.flush(topic)
+    others = tmp_path / "used" / "rows.parquet"
+    others.parent.mkdir()
+    others.write_bytes(b"somebody's")
+    with pytest.raises(TableError, match="like rows.parquet: give the table a folder of its own"):
+        mq.tables.create(topic, str(others.parent))
+    assert list(others.parent.iterdir()) == [others]
     mq.tables.create(topic, str(tmp_path / "t"))
     with pytest.raises(TableExists, match="drop"):
         mq.tables.create(topic, str(tmp_path / "other"))
@@ -277,7 +286,8 @@ def test_a_table_in_an_iceberg_catalog_is_read_by_pyiceberg(
         assert sorted(int(body) for body in found.column("body").to_pylist()) == list(range(1_500))
         assert mq.tables.to_arrow(topic).num_rows == 1_500
     check_equal(mq, topic)
-    mq.tables.drop(topic, delete_files=True)
+    assert mq.tables.drop(topic, delete_files=True) == {"foreign_files": 0}
+    assert not [path for path in (tmp_path / "t").rglob("*") if path.is_file()]
     assert not catalog.table_exists(("default", topic))
     catalog.engine.dispose()
 
@@ -304,6 +314,6 @@ def test_the_command_line_does_the_same(mq: rmq.Cluster, topic: str, tmp_path: P
     run("expire", topic, "--older-than", "30d")
     assert all(row["equal"] for row in run("verify", topic))
     run("create", topic, "--location", str(tmp_path), "--max-lag", "10x", code=2)
-    run("drop", topic, "--delete-files")
+    assert run("drop", topic, "--delete-files")["foreign_files"] == 0
     run("flush", topic, code=1)
     assert not list((tmp_path / "t").glob("day=*/*.parquet"))

@@ -17,8 +17,10 @@ import pytest
 
 import rmq_ray as rmq
 from rmq_ray import spark as mqs
+from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.errors import SparkError
 from rmq_ray.spark.java import ensure_java
+from rmq_ray.table.actor import open_target
 from tests.support.outcomes import judging
 
 pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in. <socket")
@@ -32,6 +34,17 @@ bodies = f.sum(f.col("body").cast("string").cast("long"))
 found = rows.agg(f.count("*"), bodies, f.countDistinct("broker", "queue_id", "queue_offset"))
 print("FOUND", *found.first(), rows.schema["store_ts"].dataType.simpleString())
 """
+REWRITE = """
+import sys
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.getOrCreate()
+iceberg = spark._jvm.org.apache.iceberg
+name = ".".join(f"`{word}`" for word in sys.argv[1].split("."))
+table = iceberg.spark.Spark3Util.loadIcebergTable(spark._jsparkSession, name)
+action = iceberg.spark.actions.SparkActions.get(spark._jsparkSession).rewriteDataFiles(table)
+done = action.option("rewrite-all", "true").execute()
+print("REWRITTEN", done.rewrittenDataFilesCount(), done.addedDataFilesCount())
+"""
 CLEAN = """
 import contextlib, io, json, os, sys
 sys.modules["rmq_ray"] = None  # to import it is an error
@@ -44,6 +57,7 @@ for line in sys.stdin:
     print(json.dumps(said.getvalue()), file=answers, flush=True)
 """
 COLUMNS = {"shop": "string", "cents": "long"}
+TWO_DAYS_MS = 2 * 86_400_000
 
 
 class Elsewhere:
@@ -115,6 +129,17 @@ def sell(mq: rmq.Cluster, topic: str) -> None:
     mq.tables.flush(topic)
 
 
+def check_after_a_compaction_of_sparks(mq: rmq.Cluster, topic: str) -> None:
+    """Its files are the table's: they are read, compared, and not swept when they are old."""
+    target = open_target(mq.tables.spec(topic), "sweeper")
+    theirs = [one for one in target.files() if one.queue_id < 0]
+    with judging():
+        target.sweep(SYSTEM_CLOCK.now_ms() + TWO_DAYS_MS)
+        assert theirs and all(target.storage.read_whole(one.path) for one in theirs)
+        assert mq.tables.to_arrow(topic, source="table").num_rows == 302
+        assert all(row["equal"] for row in mq.tables.verify(topic))
+
+
 @pytest.mark.parametrize("catalog", [True, False], ids=["iceberg", "parquet"])
 def test_a_spark_without_our_code_reports_each_sale_once_and_again_the_same(
     mq: rmq.Cluster, elsewhere: Elsewhere, tmp_path: Path, catalog: bool
@@ -144,6 +169,10 @@ def test_a_spark_without_our_code_reports_each_sale_once_and_again_the_same(
         assert sorted(tuple(row.values()) for row in found.to_pylist()) == [
             (f"shop-{shop}", 100, 100 * (shop + 1)) for shop in range(3)
         ]
+    if catalog:
+        rewritten = elsewhere.run(REWRITE, where[0]).split()
+        assert rewritten[0] == "REWRITTEN" and int(rewritten[1]) >= int(rewritten[2]) > 0
+        check_after_a_compaction_of_sparks(mq, topic)
     mq.tables.drop(topic)
 
 

@@ -229,5 +229,5 @@ def drop(options: Options, topic: str, delete_files: bool) -> None:
     """The topic is no table any more."""
     more = " and delete its files" if delete_files else ""
     options.confirm(f"Drop the table of {topic}{more}?")
-    _tables(options).drop(topic, delete_files=delete_files)
-    output.record({"topic": topic, "state": "dropped"}, options.style)
+    found = _tables(options).drop(topic, delete_files=delete_files)
+    output.record({"topic": topic, "state": "dropped", **found}, options.style)

@@ -15,6 +15,7 @@ from rmq_ray.table.manifest import ManifestTable
 from rmq_ray.table.storage import Storage
 from tests.support.tables.table_rig import (
     START_MS,
+    TOPIC,
     Faults,
     Killed,
     MemoryTopic,
@@ -23,6 +24,26 @@ from tests.support.tables.table_rig import (
     glob_rows,
     rows_of,
     spec_at,
+)
+
+LEFT = "broker-a-0001-00000000000000000009-e1-g000001-dead.parquet"
+OWN = (
+    f"day=2023-11-14/{LEFT}",
+    f"_rejected/day=2023-11-14/{LEFT}",
+    f"_rmq/staging/day=2023-11-14+{LEFT}",
+    "_rmq/staging/_rmq+offsets.json",
+)
+FOREIGN = (
+    "report.parquet",
+    "other/part-0.parquet",
+    "day=2023-11-14/left.parquet",
+    "_rejected/day=2023-11-14/left.parquet",
+    f"other/day=2023-11-14/{LEFT}",  # another table's, in a folder below this one
+    "_rmq/notes.parquet",
+    "_rmq/commits/notes.txt",
+    "_rmq/commits/.000001-w-000000000001.json.crc",
+    "_rmq/generations/notes.txt",
+    "_rmq/staging/notes.txt",
 )
 
 
@@ -37,6 +58,15 @@ def committed_rows(folder: Path) -> list[tuple[int, int, bytes]]:
     """What the newest manifest names."""
     files = json.loads((folder / "_rmq/offsets.json").read_text())["files"]
     return rows_of([folder / row[0] for row in files if not row[8]])
+
+
+def put(folder: Path, *names: str) -> list[Path]:
+    """Files that no commit names."""
+    paths = [folder / name for name in names]
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"kept")
+    return paths
 
 
 def test_a_turn_brings_what_is_visible_into_the_table_and_says_how_far_it_is(
@@ -239,6 +269,52 @@ def test_a_topic_that_was_made_anew_is_told_and_nothing_of_it_is_mixed_in(tmp_pa
     with pytest.raises(TableError, match="made anew"):
         archivist_at(spec_at(tmp_path), anew, "x").turn(force=True)
     assert glob_rows(tmp_path) == expected_rows(filled())
+
+
+def test_a_start_and_a_sweep_leave_files_of_others_and_take_what_no_commit_names(
+    tmp_path: Path,
+) -> None:
+    others, own = put(tmp_path, *FOREIGN), put(tmp_path, *OWN)
+    topic = filled()
+    archivist_at(spec_at(tmp_path), topic, "w").turn(force=True)
+    assert all(path.read_bytes() == b"kept" for path in others)
+    assert not any(path.exists() for path in own)
+    for number in range(12):  # more starts than manifests and generations are kept
+        archivist = archivist_at(spec_at(tmp_path), topic, f"x{number}")
+        archivist.turn(force=True)
+    assert archivist.sweep() == 0
+    assert all(path.read_bytes() == b"kept" for path in others)
+    assert committed_rows(tmp_path) == expected_rows(topic)
+
+
+def test_a_drop_takes_the_tables_files_alone_and_tells_how_many_others_stay(
+    tmp_path: Path,
+) -> None:
+    spec = spec_at(tmp_path)
+    archivist = archivist_at(spec, filled(), "w")
+    archivist.turn(force=True)
+    others = put(tmp_path, *FOREIGN)
+    assert archivist._target.drop() == len(others)
+    assert {path for path in tmp_path.rglob("*") if path.is_file()} == set(others)
+
+
+def test_a_table_is_made_in_an_empty_folder_or_its_own_and_nowhere_else(tmp_path: Path) -> None:
+    def check(folder: Path) -> None:
+        ManifestTable(Storage(str(folder)), TOPIC).check_location()
+
+    folder = tmp_path / "t"
+    check(folder)
+    put(folder, "_rmq/table.json", OWN[0], OWN[-1])  # of a creation that failed
+    check(folder)
+    (other,) = put(folder, "year/month/rows.parquet")
+    with pytest.raises(TableError, match="like year/month/rows.parquet: give .* of its own"):
+        check(folder)
+    other.unlink()
+    archivist_at(spec_at(folder), filled(), "w").turn(force=True)
+    put(folder, "year/month/rows.parquet")
+    check(folder)  # its own table is gone on with
+    with pytest.raises(TableError, match="like t/"):
+        check(tmp_path)
 
 
 def test_files_are_closed_at_their_size(tmp_path: Path) -> None:

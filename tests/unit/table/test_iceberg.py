@@ -11,19 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException
 
 from rmq_ray.clock import ManualClock
 from rmq_ray.codec.arrow.arrow_rows import Rows
-from rmq_ray.errors import CommitRefused, RmqError, TableStorageError
+from rmq_ray.errors import CommitRefused, RmqError, TableError, TableStorageError
 from rmq_ray.model.arrow import COLUMNS, SCHEMA
 from rmq_ray.table.archivist import Archivist
 from rmq_ray.table.columns import schema_of
 from rmq_ray.table.iceberg import IcebergTable, load_catalog, told
 from rmq_ray.table.reading import TablePiece
-from rmq_ray.table.rules import TableSpec
+from rmq_ray.table.rules import DataFile, TableSpec, compactable
 from rmq_ray.table.upkeep import redecode, rewrite
 from tests.support.tables.table_rig import (
     START_MS,
@@ -34,6 +35,10 @@ from tests.support.tables.table_rig import (
     expected_rows,
     spec_at,
 )
+
+LATE = datetime(2100, 1, 1, tzinfo=UTC)
+LEFT = "broker-a-0001-00000000000000000009-e1-g000001-dead.parquet"
+SPARKS = "store_day=2023-11-14/00000-7-0b7e2f4a-1c7e-4d57-9a38-7f5f3b0f9c11-0-00001.parquet"
 
 
 class FaultyCatalog(SqlCatalog):
@@ -82,6 +87,15 @@ def filled(count: int = 40) -> MemoryTopic:
     for n in range(count):
         topic.send(n % 2, b"%d" % n)
     return topic
+
+
+def put(tmp_path: Path, *names: str) -> list[Path]:
+    """Files at the location that no snapshot names."""
+    paths = [tmp_path / "t" / name for name in names]
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"half")
+    return paths
 
 
 def test_pyiceberg_reads_every_row_and_the_snapshot_says_how_far_it_is(
@@ -206,8 +220,7 @@ def test_columns_are_added_and_widened_and_old_snapshots_go(
     table = catalog.load_table(("default", TOPIC)).scan().to_arrow().sort_by("queue_offset")
     assert table.column("n").to_pylist() == [1, 1 << 40]
     assert table.column("who").to_pylist() == [None, "ann"]
-    late = int(datetime(2100, 1, 1, tzinfo=UTC).timestamp() * 1000)
-    assert one._target.expire_versions(late) == 1
+    assert one._target.expire_versions(int(LATE.timestamp() * 1000)) == 1
     assert one.turn(force=True) is False and len(rows(catalog)) == 2
 
 
@@ -239,20 +252,100 @@ def test_upkeep_of_a_catalogs_table_keeps_each_row_once(tmp_path: Path) -> None:
     catalog.engine.dispose()
 
 
-def test_what_dead_committers_left_is_swept_when_it_is_a_day_old(
+def test_what_dead_committers_left_is_swept_when_it_is_a_day_old_and_files_of_others_stay(
     tmp_path: Path, catalog: FaultyCatalog
 ) -> None:
     topic = filled()
     one = archivist(spec_of(tmp_path), topic, catalog, "w")
     one.turn(force=True)
-    left = [tmp_path / "t" / name for name in ("data/day=1/x.parquet", "_rmq/staging/data+y")]
-    for path in left:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"half")
+    left = put(tmp_path, f"data/day=2023-11-14/{LEFT}", f"_rmq/staging/data+day=2023-11-14+{LEFT}")
+    others = put(
+        tmp_path, "data/day=2023-11-14/x.parquet", f"data/{SPARKS}", "_rmq/staging/notes.txt"
+    )
     now_ms = int(left[0].stat().st_mtime * 1000)
     assert one._target.sweep(now_ms + 86_000_000) == 0 and all(path.exists() for path in left)
     assert one._target.sweep(now_ms + 86_500_000) == 2
     assert not any(path.exists() for path in left) and rows(catalog) == expected_rows(topic)
+    assert all(path.exists() for path in others)
+
+
+@pytest.mark.parametrize("name", [SPARKS, f"day=2023-11-14/{LEFT}"], ids=["theirs", "ours"])
+@pytest.mark.parametrize("scheme", ["file:", ""], ids=["sparks", "none"])
+def test_files_that_another_engine_committed_are_the_tables_however_it_spells_their_place(
+    tmp_path: Path, catalog: FaultyCatalog, scheme: str, name: str
+) -> None:
+    topic, spec = filled(), spec_of(tmp_path)
+    one = archivist(spec, topic, catalog, "w")
+    one.turn(force=True)
+    path = tmp_path / "t" / "data" / name
+    theirs = catalog.load_table(("default", TOPIC))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(theirs.scan().to_arrow().cast(SCHEMA), path)
+    theirs.delete()
+    theirs.add_files([f"{scheme}{path}"])
+    theirs.maintenance.expire_snapshots().older_than(LATE).commit()
+
+    def read() -> list[int]:
+        piece = TablePiece(
+            spec.to_json(), one._target.files(), (("broker-a", 1, 3, 20),), None, None
+        )
+        batches = list(piece.read(Rows(tuple(COLUMNS))))
+        return sorted(pa.Table.from_batches(batches).column("queue_offset").to_pylist())
+
+    swept = one._target.sweep(int(path.stat().st_mtime * 1000) + 2 * 86_400_000)
+    assert path.exists() and rows(catalog) == expected_rows(topic)
+    assert swept == 2, "what the compaction replaced, and no snapshot has any more"
+    assert read() == list(range(3, 20))
+    (file,) = one._target.files()
+    assert file.path == f"data/{name}"
+    one.replace_files([file], [])
+    assert rows(catalog) == []
+
+
+def test_a_drop_takes_the_tables_files_alone_and_tells_how_many_others_stay(
+    tmp_path: Path, catalog: FaultyCatalog
+) -> None:
+    spec = spec_of(tmp_path, decode="json", columns={"n": "int"})
+    topic = MemoryTopic(1)
+    topic.send(0, b"bad"), topic.send(0, b'{"n": 1}')
+    one = archivist(spec, topic, catalog, "w")
+    one.turn(force=True)
+    put(tmp_path, f"data/day=2023-11-14/{LEFT}", f"data/day=2023-11-14/.{LEFT}.crc")
+    others = put(tmp_path, "report.parquet", f"data/{SPARKS}", "metadata/notes.txt")
+    assert one._target.drop() == len(others)
+    assert {path for path in (tmp_path / "t").rglob("*") if path.is_file()} == set(others)
+    assert not catalog.list_tables("default")
+
+
+def test_a_table_is_made_at_an_empty_place_or_gone_on_with_at_its_own_and_nowhere_else(
+    tmp_path: Path, catalog: FaultyCatalog
+) -> None:
+    def check(spec: TableSpec) -> None:
+        IcebergTable(spec, schema_of(spec.columns), catalog=catalog).check_location()
+
+    spec = spec_of(tmp_path)
+    check(spec)
+    (other,) = put(tmp_path, "data/rows.parquet")
+    with pytest.raises(TableError, match="like data/rows.parquet: give .* of its own"):
+        check(spec)
+    other.unlink()
+    archivist(spec, filled(), catalog, "w").turn(force=True)
+    put(tmp_path, "data/rows.parquet")
+    check(spec)
+    check(replace(spec, location=f"file://{tmp_path}//t/"))
+    with pytest.raises(TableError, match="already: create it with that location"):
+        check(replace(spec, location=str(tmp_path / "other")))
+    with pytest.raises(TableError, match="has files that are not this table's"):
+        check(replace(spec, namespace="other"))
+    catalog.create_table(("default", "mine"), SCHEMA, location=f"file://{tmp_path}/mine")
+    catalog.load_table(("default", "mine")).append(SCHEMA.empty_table())
+    with pytest.raises(TableError, match="was not made of a topic"):
+        check(replace(spec, topic="mine", location=str(tmp_path / "mine")))
+
+
+def test_files_of_others_are_not_compacted_by_us() -> None:
+    foreign = [DataFile(f"data/{n}", "2023-11-14", "", -1, 0, 9, 9, 100) for n in range(2)]
+    assert compactable(foreign, 1 << 20) == []
 
 
 def test_a_catalog_that_is_away_is_told_with_what_to_do(tmp_path: Path) -> None:

@@ -67,3 +67,18 @@ def test_what_a_store_says_is_told_with_what_to_do(
 def test_a_location_that_cannot_be_is_a_wrong_setting() -> None:
     with pytest.raises(ConfigError, match="cannot be used"):
         Storage("sftp://host/x")
+
+
+def test_a_walk_meets_each_file_and_lists_no_folder_behind_the_last_that_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    assert list(Storage(str(tmp_path / "none")).walk()) == []
+    names = ["a.txt", "b/c/d.txt", "b/e.txt"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"1")
+    assert sorted(Storage(str(tmp_path)).walk()) == names
+    walk = Storage(str(tmp_path)).walk()
+    assert next(walk) == "a.txt"
+    (tmp_path / "b/e.txt").unlink()
+    assert list(walk) == ["b/c/d.txt"]
