@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -145,7 +146,7 @@ class Tables:
         return dict(gateway.call(handle, "flush", timeout_s, timeout_s=timeout_s + START_S))
 
     def pause(self, topic: str) -> None:
-        """Commit nothing until ``resume``; retention waits as far as ``hold_bytes`` for an hour."""
+        """Commit nothing until ``resume``; retention waits as far as ``hold_bytes``."""
         self._change(replace(self.spec(topic), paused=True))
 
     def resume(self, topic: str) -> None:
@@ -185,6 +186,9 @@ class Tables:
             handle = self._archivist(topic)
             gateway.call(handle, "stop")
             gateway.call(handle, "drop", timeout_s=FLUSH_S)
+        elif (handle := gateway.find(actor)) is not None:
+            with suppress(RmqError):  # else the log is held for an hour more
+                gateway.call(handle, "let_go", timeout_s=STATUS_S)
         gateway.call(gateway.controller(self._cluster), "disown", actor)
         gateway.kill(actor, for_good=True)
         self._registry.forget(topic)

@@ -125,6 +125,35 @@ def test_what_keeps_an_archivist_is_told_until_it_has_passed(
     acting(TableSpec(TOPIC, str(folder)), work)
 
 
+@pytest.mark.parametrize("paused", [True, False])
+def test_the_log_is_held_while_a_table_is_paused_or_its_place_is_away_and_not_when_it_is_dropped(
+    cluster: LiveCluster, tmp_path: Path, paused: bool
+) -> None:
+    send(cluster, *[os.urandom(10_000)] * 10)
+    folder = tmp_path / "t"
+    if not paused:
+        folder.write_text("a file in the folder's place")
+    pins = cluster.store().opened.retention.pins
+
+    async def work(shell: actor.ArchivistShell) -> None:
+        status: dict[str, Any] = {}
+        wanted = "paused" if paused else "waiting"
+        # ends: at the test's time-out
+        while status.get("held_bytes", 0) < 100_000 or status["state"] != wanted:
+            await asyncio.sleep(0.05)
+            status = await shell.status()
+        assert status["holding"] and len(pins) == 1
+        (held,) = [
+            family for family in await shell.metrics() if family.name == "rmq_table_held_bytes"
+        ]
+        assert held.samples[0].value == status["held_bytes"]
+        await shell.let_go()
+        assert len(pins) == 0
+
+    acting(TableSpec(TOPIC, str(folder), paused=paused), work)
+    assert not list(tmp_path.glob("t/day=*"))
+
+
 def test_a_disk_that_is_full_is_told_and_with_more_space_each_row_is_there_once(
     cluster: LiveCluster, small_disk: Path
 ) -> None:
