@@ -186,10 +186,8 @@ class Tables:
             handle = self._archivist(topic)
             gateway.call(handle, "stop")
             gateway.call(handle, "drop", timeout_s=FLUSH_S)
-        elif (handle := gateway.find(actor)) is not None:
-            with suppress(RmqError):  # else the log is held for an hour more
-                gateway.call(handle, "let_go", timeout_s=STATUS_S)
         gateway.call(gateway.controller(self._cluster), "disown", actor)
+        self._let_go(actor)
         gateway.kill(actor, for_good=True)
         self._registry.forget(topic)
 
@@ -290,6 +288,13 @@ class Tables:
         if wait:
             gateway.call(handle, "open", timeout_s=START_S)
         return handle
+
+    def _let_go(self, actor: str) -> None:
+        """Retention waits for the table no more; without an answer for an hour yet."""
+        handle = gateway.find(actor)
+        if handle is not None:
+            with suppress(RmqError):
+                gateway.call(handle, "let_go", timeout_s=STATUS_S)
 
     def _change(self, spec: TableSpec) -> None:
         self._registry.keep(spec)

@@ -18,6 +18,7 @@ from rmq_ray.table import actor
 from rmq_ray.table.rules import TableSpec
 from rmq_ray.table.upkeep import expired, redecode, rewrite
 from tests.support.brokers.live_cluster import LiveCluster
+from tests.support.waiting import eventually_async
 
 TOPIC = "acted"
 
@@ -136,12 +137,15 @@ def test_the_log_is_held_while_a_table_is_paused_or_its_place_is_away_and_not_wh
     pins = cluster.store().opened.retention.pins
 
     async def work(shell: actor.ArchivistShell) -> None:
-        status: dict[str, Any] = {}
-        wanted = "paused" if paused else "waiting"
-        # ends: at the test's time-out
-        while status.get("held_bytes", 0) < 100_000 or status["state"] != wanted:
-            await asyncio.sleep(0.05)
-            status = await shell.status()
+        await eventually_async(
+            lambda: (
+                shell._hold is not None
+                and shell._hold.held_bytes > 100_000
+                and (paused or shell._error is not None)
+            )
+        )
+        status = await shell.status()
+        assert status["state"] == ("paused" if paused else "waiting")
         assert status["holding"] and len(pins) == 1
         (held,) = [
             family for family in await shell.metrics() if family.name == "rmq_table_held_bytes"
