@@ -249,6 +249,8 @@ class ArchivistShell:
                 self._wake.clear()
 
     def _step(self, work: Archivist) -> bool:
+        if self._stopped:  # while it waited for its turn
+            return False
         return work.watch() if self._spec.paused else work.turn()
 
     async def _keep_holding(self) -> None:
