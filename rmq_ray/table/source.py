@@ -38,7 +38,7 @@ HOLD_TIMEOUT_MS = 3_000  # of each request: a broker that is away deletes nothin
 HALVINGS = 16
 
 
-class _Held(NamedTuple):
+class _HeldLog(NamedTuple):
     """Of one copy of a log. ``pin``: None = it was let go."""
 
     pin: int | None
@@ -53,7 +53,7 @@ class TopicSource:
         self._state = TopicState(discovery, topic)
         self._instance = ClientInstance.get_or_create(discovery)
         self._instance.start()
-        self._held: dict[Address, _Held] = {}
+        self._held: dict[Address, _HeldLog] = {}
 
     def look(self) -> State:
         """Bounds of every queue now, and the epochs of their logs. ``TopicNotFound``."""
@@ -96,7 +96,7 @@ class TopicSource:
             self._instance.routes.refresh(self._topic)
         routes = self._instance.routes
         queues = {*routes.subscribe(self._topic), *(committed or ())}
-        found: dict[Address, _Held] = {}
+        found: dict[Address, _HeldLog] = {}
         for broker in sorted({queue.broker_name for queue in queues}):
             for address in tuple(routes.addresses(broker).values()):
                 before = self._held.get(address)
@@ -127,7 +127,7 @@ class TopicSource:
 
     def _hold_at(
         self, address: Address, broker: str, committed: Offsets | None, hold_bytes: int
-    ) -> _Held:
+    ) -> _HeldLog:
         bounds = self._ask(address, RequestCode.QUEUE_BOUNDS, [self._topic]).get(self._topic, {})
         known = committed or {}
         starts = {
@@ -137,14 +137,14 @@ class TopicSource:
         for _ in range(HALVINGS):
             body = [self._topic, starts, PIN_MS]
             pinned = self._ask(address, RequestCode.PIN_SEGMENTS, body)
-            held = _Held(int(pinned["pin"]), int(pinned.get("bytes", 0)))
+            held = _HeldLog(int(pinned["pin"]), int(pinned.get("bytes", 0)))
             if held.bytes <= hold_bytes:
                 return held
             self._release(address, held)
             if committed is not None:
                 break
             starts = {number: (at + bounds[number][1] + 1) // 2 for number, at in starts.items()}
-        return _Held(None, held.bytes if committed is not None else 0)
+        return _HeldLog(None, held.bytes if committed is not None else 0)
 
     def _ask(self, address: Address, code: RequestCode, body: list[Any]) -> dict[Any, Any]:
         command = Command(code, body=msgpack.packb(body), serialize=1)
@@ -153,7 +153,7 @@ class TopicSource:
             raise refused(f"broker {address} refused {code.name}: {answer.remark}", answer)
         return dict(msgpack.unpackb(answer.body_bytes(), strict_map_key=False))
 
-    def _release(self, address: Address, held: _Held | None) -> None:
+    def _release(self, address: Address, held: _HeldLog | None) -> None:
         if held is None or held.pin is None:
             return
         body = msgpack.packb([held.pin])
