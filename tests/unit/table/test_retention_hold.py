@@ -220,6 +220,7 @@ def test_a_broker_that_starts_again_is_told_before_its_retention_runs(
     for _ in range(20):
         kept.topic.start_again()
         kept.pass_ms(10 * 60_000, paused)
+        assert kept.archivist.hold.held_bytes == 100 * ROW
     kept.caught_up()
 
 
@@ -231,6 +232,7 @@ def test_a_time_of_day_that_jumps_an_hour_ends_no_hold(kept: Kept) -> None:
         kept.clock.jump_ms(jump_ms)
         kept.topic.next_clean_ms = 0.0
         kept.topic.clean()
+        assert set(kept.topic.lows.values()) == {5}, "what is committed is gone, and no more"
     kept.caught_up()
 
 
