@@ -4,7 +4,8 @@ commits tell them apart.
 
 Decides when a turn is taken, and that the next one is tried later after an error, which ``status``
 tells until it has passed. Does not decide what a turn does (``archivist``). All blocking work runs
-in threads, one turn at a time.
+in threads, one turn at a time; beside the turns, which may wait long for a store, the log is held
+(``retention_hold``).
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from rmq_ray.actors.discovery import RayDiscovery
@@ -29,6 +30,7 @@ from rmq_ray.table.archivist import Archivist, Target
 from rmq_ray.table.columns import schema_of
 from rmq_ray.table.manifest import ManifestTable
 from rmq_ray.table.registry import TableRegistry
+from rmq_ray.table.retention_hold import HOLD_EVERY_MS, RetentionHold
 from rmq_ray.table.rules import DataFile, TableSpec, compactable
 from rmq_ray.table.source import TopicSource
 from rmq_ray.table.storage import Storage, bare, require_pyiceberg
@@ -57,6 +59,9 @@ class ArchivistShell:
         put_environment("RAY_WARN_BLOCKING_GET_INSIDE_ASYNC", "0")
         self._cluster, self._spec = cluster, TableSpec.from_json(spec)
         self._archivist: Archivist | None = None
+        self._hold: RetentionHold | None = None
+        self._making = threading.Lock()
+        self._stopped = False
         self._turn = asyncio.Lock()
         self._wake = asyncio.Event()
         self._error: RmqError | None = None
@@ -93,6 +98,8 @@ class ArchivistShell:
             "error": "" if self._error is None else str(self._error),
             "error_since_ms": self._error_ms,
         }
+        if self._hold is not None:
+            found |= {"held_bytes": self._hold.held_bytes, "holding": self._hold.holding}
         if work is None or state is None:
             return found
         return found | {
@@ -103,8 +110,6 @@ class ArchivistShell:
             "offsets": nested(state.offsets).get(spec.topic, {}),
             "gaps": [gap.plain() for gap in state.gaps],
             "committed_ms": work.committed_ms,
-            "held_bytes": work.held_bytes,
-            "holding": work.held_bytes <= spec.hold_bytes,
             "topic_gone": work.topic_gone,
         }
 
@@ -115,6 +120,9 @@ class ArchivistShell:
         found = [
             Family(UP, "gauge", UP_HELP, (Sample(labels, float(self._error is None)),)),
         ]
+        if self._hold is not None:
+            held = Sample(labels, float(self._hold.held_bytes))
+            found.append(Family("rmq_table_held_bytes", "gauge", HELD_HELP, (held,)))
         if work is None or work.state is None:
             return found
         for name, text, value in (
@@ -122,7 +130,6 @@ class ArchivistShell:
             ("rmq_table_lag_seconds", SECONDS_HELP, work.lag.ms / 1000),
             ("rmq_table_rows", ROWS_HELP, work.state.rows),
             ("rmq_table_rejected_rows", REJECTED_HELP, work.state.rejected_rows),
-            ("rmq_table_held_bytes", HELD_HELP, work.held_bytes),
             ("rmq_table_gaps", GAPS_HELP, len(work.state.gaps)),
         ):
             found.append(Family(name, "gauge", text, (Sample(labels, float(value)),)))
@@ -160,16 +167,24 @@ class ArchivistShell:
             if fresh.columns != self._spec.columns and self._archivist is not None:
                 await asyncio.to_thread(self._target.alter, schema_of(fresh.columns))
             self._spec = fresh
+            if self._hold is not None:
+                self._hold.hold_bytes = fresh.hold_bytes
             if self._archivist is not None:
                 self._archivist.take_spec(fresh)
         self._wake.set()
 
     async def stop(self) -> None:
         """Take no further turn; what is under way ends first."""
-        self._spec = replace(self._spec, paused=True)
+        await self.let_go()
         async with self._turn:
-            if self._archivist is not None:
+            if self._hold is not None:
                 await asyncio.to_thread(self._source.close)
+
+    async def let_go(self) -> None:
+        """The table is dropped: on return retention waits for it no more, and no turn begins."""
+        self._stopped = True
+        if self._hold is not None:
+            await asyncio.to_thread(self._hold.close)
 
     # --- upkeep -----------------------------------------------------------------------------------
 
@@ -217,12 +232,13 @@ class ArchivistShell:
 
     async def _run(self) -> None:
         await self._learn_spec()
+        spawn(self._keep_holding(), f"hold of {self._spec.topic}")
         failures = 0
         while True:  # until the process is ended
             moved = False
-            if not self._spec.paused:
+            if not self._stopped:
                 try:
-                    moved = await self._do(lambda work: work.turn())
+                    moved = await self._do(self._step)
                     failures = 0
                 except RmqError as error:
                     failures += 1
@@ -232,6 +248,23 @@ class ArchivistShell:
                     async with asyncio.timeout(min(LOOK_S * 2**failures, LATER_S_MAX)):
                         await self._wake.wait()
                 self._wake.clear()
+
+    def _step(self, work: Archivist) -> bool:
+        if self._stopped:  # while it waited for its turn
+            return False
+        return work.watch() if self._spec.paused else work.turn()
+
+    async def _keep_holding(self) -> None:
+        while True:  # until the process is ended
+            try:
+                await asyncio.to_thread(self._renew)
+            except RmqError as error:
+                log.warning("the log of the table of %s is not held: %s", self._spec.topic, error)
+            await asyncio.sleep(HOLD_EVERY_MS / 1000)
+
+    def _renew(self) -> None:
+        if not self._stopped:
+            self._held().renew()
 
     async def _learn_spec(self) -> None:
         """A process that Ray starts again gets the settings of the first one."""
@@ -265,11 +298,20 @@ class ArchivistShell:
     def _made(self) -> Archivist:
         if self._archivist is None:
             spec = self._spec
+            hold = self._held()
             self._target = open_target(spec, uuid.uuid4().hex[:WRITER_CHARS])
-            self._source = TopicSource(RayDiscovery(self._cluster), spec.topic)
-            self._archivist = Archivist(spec, self._source, self._target, SYSTEM_CLOCK)
+            self._archivist = Archivist(spec, self._source, self._target, SYSTEM_CLOCK, hold)
         self._writer = self._target.writer_name
         return self._archivist
+
+    def _held(self) -> RetentionHold:
+        """Made without the table, which may be out of reach."""
+        with self._making:
+            if self._hold is None:
+                spec = self._spec
+                self._source = TopicSource(RayDiscovery(self._cluster), spec.topic)
+                self._hold = RetentionHold(self._source, spec.topic, spec.hold_bytes, SYSTEM_CLOCK)
+            return self._hold
 
 
 def open_target(spec: TableSpec, writer: str = "") -> Target:

@@ -1,6 +1,6 @@
 """The archivist of a table: brings what is visible of a topic into the table, commit by commit.
 
-    look ──due──> read, write files ──> commit ──> hold the rest of the log
+    look ──due──> read, write files ──> commit ──> hold the rest of the log, as each turn does
                                           │ refused, unknown
                                           └──> settle: look it up before anything is repeated
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,10 +24,18 @@ import pyarrow.compute as pc
 
 from rmq_ray.client.scan.topic_state import State
 from rmq_ray.clock import Clock
-from rmq_ray.errors import CommitRefused, CommitterReplaced, TableStorageError, TopicNotFound
+from rmq_ray.errors import (
+    CommitRefused,
+    CommitterReplaced,
+    RmqError,
+    TableError,
+    TableStorageError,
+    TopicNotFound,
+)
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.table.columns import BodyDecoder, schema_of
 from rmq_ray.table.data_files import FileWriter, rejected_schema
+from rmq_ray.table.retention_hold import RetentionHold
 from rmq_ray.table.rules import (
     Change,
     DataFile,
@@ -44,7 +53,7 @@ from rmq_ray.table.rules import (
 from rmq_ray.table.storage import Storage
 
 log = logging.getLogger("rmq_ray.table")
-HOLD_EVERY_MS = 600_000
+PRUNE_EVERY_MS = 600_000
 SWEEP_EVERY_MS = 3_600_000
 SETTLE_TRIES = 5
 
@@ -55,7 +64,8 @@ class Source(Protocol):
     def look(self) -> State: ...  # noqa: D102 - see TopicSource
     def cut_to(self, committed: Offsets, epochs: dict[str, int]) -> Offsets: ...  # noqa: D102
     def read(self, ranges: Ranges) -> Iterator[tuple[MessageQueue, int, Any, int]]: ...  # noqa: D102
-    def hold(self, committed: Offsets, hold_bytes: int) -> int: ...  # noqa: D102
+    def hold(self, committed: Offsets | None, hold_bytes: int) -> int: ...  # noqa: D102
+    def let_go(self) -> None: ...  # noqa: D102
 
 
 class Target(Protocol):
@@ -90,12 +100,21 @@ class Lag:
 
 
 class Archivist:
-    """Of one table. ``turn`` is called again and again, also after an error."""
+    """Of one table. ``turn`` is called again and again, also after an error; ``watch`` in its
+    place while the table is paused. ``hold``: where somebody else renews it, too.
+    """
 
-    def __init__(self, spec: TableSpec, source: Source, target: Target, clock: Clock) -> None:
+    def __init__(
+        self,
+        spec: TableSpec,
+        source: Source,
+        target: Target,
+        clock: Clock,
+        hold: RetentionHold | None = None,
+    ) -> None:
         self.lag = Lag(0, 0.0)
+        self.hold = hold or RetentionHold(source, spec.topic, spec.hold_bytes, clock)
         self.committed_ms = 0
-        self.held_bytes = 0
         self.topic_gone = False
         self.sweeps_from_ms = 0.0
         """Not before this (monotonic): upkeep writes files that no commit names yet."""
@@ -107,7 +126,7 @@ class Archivist:
         self._rows = self._body_bytes = 0
         self._reached_ms: dict[MessageQueue, int] = {}
         """When the last row committed was stored, or when there was none to commit."""
-        self._held_ms = self._swept_ms = -1e18
+        self._pruned_ms = self._swept_ms = -1e18
 
     @property
     def state(self) -> TableState | None:
@@ -121,26 +140,31 @@ class Archivist:
 
     def turn(self, force: bool = False) -> bool:
         """Commit what is due, or with ``force`` whatever is there; whether it did. Raises what kept
-        it from that; the next turn goes on where this one was.
+        it from that; the next turn goes on where this one was. The hold is renewed in any case.
         """
-        state = self.opened()
-        try:
-            seen = self._source.look()
-            self.topic_gone = False
-        except TopicNotFound:
-            self.topic_gone, self.lag = True, Lag(0, 0.0)
+        state = self._watched()
+        seen = self._look(state)
+        if seen is None:
             return False
         now_ms = self._clock.now_ms()
         rows_max = rows_of_cycle(self._rows, self._body_bytes)
         cuts = self._source.cut_to(state.offsets, dict(state.epochs))
         work = next_work(state.offsets, seen.bounds, cuts, rows_max, now_ms)
-        self._measure(state, seen, now_ms)
         due = is_due(self.lag.messages, rows_max, self.lag.ms, self.spec.max_lag_s * 1000)
         if work and (due or force or work.gaps):
             self._cycle(state, work, seen)
             self._measure(self._state or state, seen, self._clock.now_ms())
             return True
-        self._keep_house(seen)
+        self._keep_house()
+        return False
+
+    def watch(self) -> bool:
+        """A turn that commits no rows: hold and lag go on. Always False."""
+        state = self._state
+        if state is None:
+            state = self._watched()
+        self.hold.renew_when_due()
+        self._look(state)
         return False
 
     def ends(self) -> Offsets:
@@ -158,6 +182,7 @@ class Archivist:
     def take_spec(self, spec: TableSpec) -> None:
         """Other settings from the next turn on."""
         self.spec = spec
+        self.hold.hold_bytes = spec.hold_bytes
         self._decoder = BodyDecoder(spec.decode, spec.columns) if spec.decode else None
 
     def sweep(self) -> int:
@@ -204,7 +229,8 @@ class Archivist:
         epochs = {**state.epochs, **seen.epochs}
         self._commit(state, Change(_new_id(), added, (), offsets, epochs, work.gaps))
         self._reached_ms |= reached
-        self._hold(seen)
+        self.hold.renew()
+        self._prune()
 
     def _commit(self, state: TableState, change: Change) -> None:
         self._unsettled = state, change
@@ -218,6 +244,8 @@ class Archivist:
             raise
         self._unsettled = None
         self.committed_ms = self._clock.now_ms()
+        if self._state is not None:
+            self.hold.know(self._state.offsets)
 
     def _settle(self) -> None:
         """Until it is known what became of the change. Raises where nobody can say now."""
@@ -255,30 +283,46 @@ class Archivist:
             self._state = self._target.take_over()
             self._target.sweep(self._clock.now_ms())
             self._swept_ms = self._clock.monotonic_ms()
+        self.hold.know(self._state.offsets)
         return self._state
 
     # --- beside it --------------------------------------------------------------------------------
 
-    def _keep_house(self, seen: State) -> None:
+    def _watched(self) -> TableState:
+        """The table's state, and the hold renewed. Where the table cannot be reached both the hold
+        and the lag go by what was known of it.
+        """
+        try:
+            state = self.opened()
+        except TableError:
+            self.hold.renew_when_due()
+            if self._state is not None:
+                with suppress(RmqError):  # what is raised is the reason
+                    self._look(self._state)
+            raise
+        self.hold.renew_when_due()
+        return state
+
+    def _look(self, state: TableState) -> State | None:
+        """What is visible now, and the lag by that; None = the topic is gone."""
+        try:
+            seen = self._source.look()
+        except TopicNotFound:
+            self.topic_gone, self.lag = True, Lag(0, 0.0)
+            return None
+        self.topic_gone = False
+        self._measure(state, seen, self._clock.now_ms())
+        return seen
+
+    def _keep_house(self) -> None:
         now = self._clock.monotonic_ms()
-        if now - self._held_ms >= HOLD_EVERY_MS:
-            self._hold(seen)
+        if now - self._pruned_ms >= PRUNE_EVERY_MS:
+            self._prune()
         if now >= self.sweeps_from_ms and now - self._swept_ms >= SWEEP_EVERY_MS:
             self.sweep()
 
-    def _hold(self, seen: State) -> None:
-        assert self._state is not None
-        self._held_ms = self._clock.monotonic_ms()
-        lows = {queue: low for queue, (low, _) in seen.bounds.items()}
-        self.held_bytes = self._source.hold(lows | self._state.offsets, self.spec.hold_bytes)
-        if self.held_bytes > self.spec.hold_bytes:
-            log.error(
-                "the table of %s lags by %d bytes of the log, more than hold_bytes=%d: retention "
-                "no longer waits for it",
-                self.spec.topic,
-                self.held_bytes,
-                self.spec.hold_bytes,
-            )
+    def _prune(self) -> None:
+        self._pruned_ms = self._clock.monotonic_ms()
         self._target.prune()
 
     def _measure(self, state: TableState, seen: State, now_ms: int) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -145,7 +146,7 @@ class Tables:
         return dict(gateway.call(handle, "flush", timeout_s, timeout_s=timeout_s + START_S))
 
     def pause(self, topic: str) -> None:
-        """Commit nothing until ``resume``; retention waits as far as ``hold_bytes`` for an hour."""
+        """Commit nothing until ``resume``; retention waits as far as ``hold_bytes``."""
         self._change(replace(self.spec(topic), paused=True))
 
     def resume(self, topic: str) -> None:
@@ -189,6 +190,7 @@ class Tables:
             left = gateway.call(handle, "drop", timeout_s=FLUSH_S)
             found = {"foreign_files": int(left)}
         gateway.call(gateway.controller(self._cluster), "disown", actor)
+        self._let_go(actor)
         gateway.kill(actor, for_good=True)
         self._registry.forget(topic)
         return found
@@ -290,6 +292,13 @@ class Tables:
         if wait:
             gateway.call(handle, "open", timeout_s=START_S)
         return handle
+
+    def _let_go(self, actor: str) -> None:
+        """Retention waits for the table no more; without an answer for an hour yet."""
+        handle = gateway.find(actor)
+        if handle is not None:
+            with suppress(RmqError):
+                gateway.call(handle, "let_go", timeout_s=STATUS_S)
 
     def _change(self, spec: TableSpec) -> None:
         self._registry.keep(spec)

@@ -21,7 +21,7 @@ from rmq_ray.client.instance import outage
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.client.scan import scan_plan
 from rmq_ray.client.scan.scan_plan import plan_scan
-from rmq_ray.clock import SYSTEM_CLOCK
+from rmq_ray.clock import SYSTEM_CLOCK, SystemClock
 from rmq_ray.errors import ClientError, ClusterError, OffsetOutOfRange, TopicNotFound
 from rmq_ray.model.arrow import SCHEMA
 from rmq_ray.model.ids import MessageQueue
@@ -32,6 +32,19 @@ from tests.support.clients.bulk_reading import elsewhere, offsets, send_compress
 from tests.support.waiting import eventually
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Later(SystemClock):
+    """So much later, by both clocks."""
+
+    def __init__(self, after_ms: int) -> None:
+        self._after_ms = after_ms
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self._after_ms
+
+    def monotonic_ms(self) -> float:
+        return super().monotonic_ms() + self._after_ms
 
 
 @pytest.fixture(scope="module")
@@ -330,6 +343,7 @@ def test_planned_segments_are_kept_and_a_read_after_the_pins_deadline_says_what_
 
         async def clean(after_ms: int) -> None:
             store.request_cleaning()
+            store.opened.retention._clock = Later(after_ms)
             store.clean(SYSTEM_CLOCK.now_ms() + after_ms)
 
         cluster.run(clean(scan_plan.PIN_MS - 60_000))

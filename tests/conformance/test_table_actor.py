@@ -18,6 +18,7 @@ from rmq_ray.table import actor
 from rmq_ray.table.rules import TableSpec
 from rmq_ray.table.upkeep import expired, redecode, rewrite
 from tests.support.brokers.live_cluster import LiveCluster
+from tests.support.waiting import eventually_async
 
 TOPIC = "acted"
 
@@ -123,6 +124,38 @@ def test_what_keeps_an_archivist_is_told_until_it_has_passed(
         assert (status["state"], status["error"], rows(folder)) == ("running", "", 1)
 
     acting(TableSpec(TOPIC, str(folder)), work)
+
+
+@pytest.mark.parametrize("paused", [True, False])
+def test_the_log_is_held_while_a_table_is_paused_or_its_place_is_away_and_not_when_it_is_dropped(
+    cluster: LiveCluster, tmp_path: Path, paused: bool
+) -> None:
+    send(cluster, *[os.urandom(10_000)] * 10)
+    folder = tmp_path / "t"
+    if not paused:
+        folder.write_text("a file in the folder's place")
+    pins = cluster.store().opened.retention.pins
+
+    async def work(shell: actor.ArchivistShell) -> None:
+        await eventually_async(
+            lambda: (
+                shell._hold is not None
+                and shell._hold.held_bytes > 100_000
+                and (paused or shell._error is not None)
+            )
+        )
+        status = await shell.status()
+        assert status["state"] == ("paused" if paused else "waiting")
+        assert status["holding"] and len(pins) == 1
+        (held,) = [
+            family for family in await shell.metrics() if family.name == "rmq_table_held_bytes"
+        ]
+        assert held.samples[0].value == status["held_bytes"]
+        await shell.let_go()
+        assert len(pins) == 0
+
+    acting(TableSpec(TOPIC, str(folder), paused=paused), work)
+    assert not list(tmp_path.glob("t/day=*"))
 
 
 def test_a_disk_that_is_full_is_told_and_with_more_space_each_row_is_there_once(

@@ -27,6 +27,7 @@ from rmq_ray.table.rules import TableSpec
 from rmq_ray.table.source import TopicSource
 from rmq_ray.table.storage import Storage
 from tests.support.brokers.live_cluster import CLUSTER, SECRET, LiveCluster
+from tests.support.brokers.replicated import ReplicatedCluster
 
 TOPIC = "kept"
 BODY = 10_000
@@ -83,10 +84,10 @@ def test_retention_waits_for_the_table_and_goes_on_when_it_has_the_rows(parts: A
     cluster, source, folder = parts
     send(cluster, 100)
     one = archivist(source, folder)
-    assert not one.turn() and pinned(cluster) == 1 and one.held_bytes > 90 * BODY
+    assert not one.turn() and pinned(cluster) == 1 and one.hold.held_bytes > 90 * BODY
     assert expire(cluster) == 0, "nothing of it is committed yet"
     assert one.turn(force=True) and rows(folder) == 100
-    assert pinned(cluster) == 1 and one.held_bytes == 0
+    assert pinned(cluster) == 1 and one.hold.held_bytes == 0
     assert expire(cluster) > 0
     send(cluster, 1)
     one.turn(force=True)
@@ -99,13 +100,54 @@ def test_a_table_that_lags_too_far_is_not_waited_for_and_its_gap_is_told(parts: 
     send(cluster, 10)
     one.turn(force=True)
     send(cluster, 100)
-    one._held_ms = -1e18  # ten minutes later
-    assert not one.turn() and pinned(cluster) == 0 and one.held_bytes > one.spec.hold_bytes
+    one.hold.renew()
+    assert not one.turn() and pinned(cluster) == 0
+    assert one.hold.held_bytes > one.spec.hold_bytes and not one.hold.holding
     assert expire(cluster) > 5
     assert one.turn(), "a gap is told at once"
     gaps = one.opened().gaps
     assert {gap.reason for gap in gaps} == {"retention"}
     assert rows(folder) == 110 - sum(gap.next - gap.first for gap in gaps)
+
+
+def test_each_copy_of_a_log_is_held_also_after_it_starts_again(tmp_path: Path) -> None:
+    with ReplicatedCluster(tmp_path / "store", reserved_hours=1) as pair:
+        admin = Admin(pair)
+        admin.create_topic(TOPIC, queues=2)
+        admin.close()
+        send(pair, 100)
+        pair.caught_up()
+        pair.tables_synced()
+        source = TopicSource(pair, TOPIC)
+        one = archivist(source, tmp_path / "table")
+
+        def pins() -> list[int]:
+            stores = (pair.store(), pair.slave_store())
+            return [len(store.opened.retention.pins) for store in stores]
+
+        one.turn()
+        assert pins() == [1, 1] and one.hold.held_bytes > 90 * BODY
+        pair.stop_master()
+        one.hold.renew()
+        assert one.hold.held_bytes > 90 * BODY, "it is the same log still"
+        pair.start_master()
+        assert pins() == [0, 1]
+        one.hold.renew()
+        assert pins() == [1, 1] and expire(pair) == 0
+        assert one.turn(force=True) and one.hold.held_bytes == 0 and pins() == [1, 1]
+        assert expire(pair) > 0
+        one.hold.close()
+        assert pins() == [0, 0] and one.opened().gaps == ()
+        source.close()
+
+
+def test_who_does_not_know_how_far_the_table_is_holds_the_newest_of_the_log(parts: Any) -> None:
+    cluster, source, _ = parts
+    send(cluster, 100)
+    assert 20 * BODY < source.hold(None, 40 * BODY) <= 40 * BODY and pinned(cluster) == 1
+    assert 0 < expire(cluster) < 50
+    assert source.hold(None, 100 * BODY) < 100 * BODY
+    assert source.hold(None, 0) == 0
 
 
 def test_what_lies_behind_a_cut_of_the_log_is_read_from_the_log_by_unions_and_streams(

@@ -183,6 +183,46 @@ def test_a_first_dead_letter_is_told_and_old_ones_not_again_when_a_broker_was_aw
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+GAPS = """
+rule_files: [RULES]
+evaluation_interval: 30s
+tests:
+  - name: an archivist that is back after two hours, with a gap
+    interval: 30s
+    input_series:
+      - {series: 'rmq_table_gaps{topic="orders"}', values: '1x40 stale _x240 2x3000'}
+    promql_expr_test:
+      - {expr: 'count(ALERTS{alertname="RmqRayTableGap"})', eval_time: 19m, exp_samples: []}
+      - expr: count(ALERTS{alertname="RmqRayTableGap"})
+        eval_time: 3h
+        exp_samples: [{labels: '{}', value: 1}]
+      - {expr: 'count(ALERTS{alertname="RmqRayTableGap"})', eval_time: 25h, exp_samples: []}
+  - name: a table near the default of hold_bytes
+    interval: 30s
+    input_series:
+      - {series: 'rmq_table_held_bytes{topic="orders"}', values: '50000000000x20 60000000000x20'}
+    promql_expr_test:
+      - {expr: 'count(ALERTS{alertname="RmqRayTableHolds"})', eval_time: 9m, exp_samples: []}
+      - expr: count(ALERTS{alertname="RmqRayTableHolds",alertstate="firing"})
+        eval_time: 15m
+        exp_samples: [{labels: '{}', value: 1}]
+"""
+
+
+def test_a_gap_of_a_table_is_told_also_by_an_archivist_that_was_away(
+    programs: Path, tmp_path: Path
+) -> None:
+    told = tmp_path / "told.yml"
+    told.write_text(GAPS.replace("RULES", str(MONITORING / "alerts.yml")))
+    done = subprocess.run(
+        [str(programs / "promtool"), "test", "rules", str(told)],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_every_panel_shows_something_and_alerts_fire_for_what_happens_alone(
     lively: rmq.Cluster, asked: Asked
 ) -> None:

@@ -35,7 +35,7 @@ EXPRESSIONS = [rule["expr"] for rule in RULES] + [
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
 def test_expressions_name_metrics_that_are_served_and_rate_counters_alone(expression: str) -> None:
-    named = re.findall(r"\b(?:rmq_ray|rocketmq)_\w+", expression)
+    named = re.findall(r"\b(?:rmq_ray|rmq_table|rocketmq)_\w+", expression)
     kinds = {name: LISTED.get(name.removesuffix("_bucket"), "") for name in named}
     assert named and all(kinds.values())
     rated = re.findall(r"(?:rate|increase)\((\w+)", expression)

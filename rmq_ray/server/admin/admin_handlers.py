@@ -138,7 +138,7 @@ class AdminHandlers:
         ]
         known = [position for position in positions if position >= 0]
         from_log_offset = min(known, default=store.visible_offset)
-        deadline_ms = self._clock.now_ms() + min(
+        deadline_ms = self._clock.monotonic_ms() + min(
             duration_ms if duration_ms > 0 else PIN_MS_DEFAULT, PIN_MS_MAX
         )
         pin = store.pin(from_log_offset, deadline_ms, _owner(peer))

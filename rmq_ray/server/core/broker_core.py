@@ -41,7 +41,7 @@ from rmq_ray.server.base.timers import BrokerTimers
 from rmq_ray.server.core.broker_metrics import BrokerMetrics
 from rmq_ray.server.core.dispatch import Dispatch
 from rmq_ray.server.core.drain import Drain
-from rmq_ray.server.core.upkeep import CLEAN_MS, FIRST_CLEAN_MS, Upkeep
+from rmq_ray.server.core.upkeep import CLEAN_MS, Upkeep
 from rmq_ray.server.delay.delay_service import DelayService
 from rmq_ray.server.delay.recall_handler import RecallHandler
 from rmq_ray.server.delay.timer_service import TimerService
@@ -447,7 +447,7 @@ class BrokerCore:
             lambda: self.group_handlers.housekeeping(self.config.channel_expiry_ms),
         )
         every(config.housekeeping_ms, self.lock_handlers.housekeeping)
-        every(CLEAN_MS, self.upkeep.clean, FIRST_CLEAN_MS)
+        every(CLEAN_MS, self.upkeep.clean_in_turn)
 
     def _often(self) -> None:
         store = self.keeper.store

@@ -2,6 +2,7 @@
 (store-format 13; operations: retention).
 
     every 10 s, or an administrator asks ─> a cycle in a thread: segments, then topics
+    but for the first minute of a store's serving, where nobody asks
         ─> did queues begin later than before?
         ─> what groups had not consumed of the gone: expired
 
@@ -9,8 +10,11 @@ So that the accounts of a group add up: acknowledged + to be retried + dead lett
 expired = stored since it began. Decides what counts as expired. Does not decide which segments go
 (``store.reading.retention``). Called by the broker's core, in its loop.
 
-Invariant: a message expires at most once for a group; a group that has no progress in a queue yet
-loses nothing there, it begins where the queue does.
+Invariants: a message expires at most once for a group; a group that has no progress in a queue yet
+loses nothing there, it begins where the queue does. Pins are forgotten with a store that is closed
+(a start of the broker, another role); who renews its own more often than each ``FIRST_CLEAN_MS``,
+as tables do (``table.retention_hold``), has them again before the first cycle, however long the
+recovery took.
 """
 
 from __future__ import annotations
@@ -57,6 +61,7 @@ class Upkeep:
         self._offload = runtime.offload
         self._keeper, self._tables = storage.keeper, storage.tables
         self._running = False
+        self._first_ms = 0.0
         self._cycles = 0
         self.risk = RetentionRisk()
         self._room = Room.ENOUGH
@@ -68,6 +73,12 @@ class Upkeep:
     def serving(self, store: MessageStore) -> None:
         """The store is recovered: what it lacks now expired in an earlier life."""
         self._minima = _minima(store)
+        self._first_ms = self._clock.monotonic_ms() + FIRST_CLEAN_MS
+
+    def clean_in_turn(self) -> None:
+        """What is done every ``CLEAN_MS``: a cycle, but for the first minute of the serving."""
+        if self._clock.monotonic_ms() >= self._first_ms:
+            self.clean()
 
     def clean(self) -> None:
         """One cycle beside the loop; nothing while one runs."""

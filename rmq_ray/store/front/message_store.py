@@ -523,8 +523,10 @@ class MessageStore:
         """Log offset of the first byte that is still there."""
         return self.opened.log.begin
 
-    def pin(self, from_log_offset: int, deadline_ms: int, owner: str = "") -> int:
-        """Keep the log from there on until ``deadline_ms``; returns the pin's id; see ``Pins``."""
+    def pin(self, from_log_offset: int, deadline_ms: float, owner: str = "") -> int:
+        """Keep the log from there on until ``deadline_ms`` (monotonic); returns the pin's id; see
+        ``Pins``.
+        """
         return self.opened.retention.pins.pin(from_log_offset, deadline_ms, owner)
 
     def unpin(self, pin_id: int, owner: str = "") -> None:
@@ -553,7 +555,7 @@ class MessageStore:
             parts.visibility.offset,
             now_ms,
             hours,
-            parts.retention.pins.lowest(now_ms),
+            parts.retention.pinned_from(),
         )
 
     def status(self) -> dict[str, Any]:

@@ -25,9 +25,12 @@ The queues of such a topic begin at the first message that is younger than the t
 (``expire_topics``). Only what readers see moves; entries and records stay until their segment goes,
 so that Apache RocketMQ finds the store as it knows it. What a topic keeps is decided elsewhere.
 
-Invariant: a beginning is a function of the log, the time and the hours, nothing is written: after a
-restart it is found anew, and a topic that keeps more again shows what the log still has. A bulk
-read's pin holds a beginning where it is, until the pin's deadline.
+Invariants: a beginning is a function of the log, the time and the hours, nothing is written: after
+a restart it is found anew, and a topic that keeps more again shows what the log still has. A bulk
+read's pin holds a beginning where it is, until the pin's deadline. Deadlines are of the monotonic
+clock: a time of day that is set forward ends no pin. Pins are in memory: a store that is opened
+again has none, and who wants them for longer asks again before the first cycle
+(``server.core.upkeep``).
 """
 
 from __future__ import annotations
@@ -172,13 +175,13 @@ def _reason(now_ms: int, disk: DiskSpace, config: StoreConfig, manual: bool) -> 
 
 class _Pin(NamedTuple):
     log_offset: int
-    deadline_ms: int
+    deadline_ms: float
     owner: str
 
 
 class Pins:
-    """Ranges of the log that bulk reads need, each until a deadline. Not thread-safe: the broker's
-    loop asks.
+    """Ranges of the log that bulk reads need, each until a deadline (monotonic). Not thread-safe:
+    the broker's loop asks.
 
     ``first_id``: ids rise from there; a start of the broker must not give out those of the one
     before, which readers may still give back.
@@ -191,7 +194,7 @@ class Pins:
     def __len__(self) -> int:
         return len(self._pins)
 
-    def pin(self, from_log_offset: int, deadline_ms: int, owner: str = "") -> int:
+    def pin(self, from_log_offset: int, deadline_ms: float, owner: str = "") -> int:
         """Keep everything from ``from_log_offset`` on until ``deadline_ms``; returns the pin's id.
         ``owner``: whose it is; "" = the cluster's own parts. ``StoreError`` if there are too many.
         """
@@ -215,7 +218,7 @@ class Pins:
         if found is not None and owner in ("", found.owner):
             del self._pins[pin_id]
 
-    def lowest(self, now_ms: int) -> int | None:
+    def lowest(self, now_ms: float) -> int | None:
         """The lowest pinned log offset; pins past their deadline are dropped. None = nothing is
         pinned.
         """
@@ -274,6 +277,10 @@ class Retention:
         """
         self._manual_cycles = MANUAL_CYCLES
 
+    def pinned_from(self) -> int | None:
+        """The lowest log offset that a bulk read still needs; None = nothing is pinned."""
+        return self.pins.lowest(self._clock.monotonic_ms())
+
     def run(self, now_ms: int, log_end: int) -> RetentionReport:
         """One cycle. On return the removed segments and what was derived from them alone are gone
         from disk.
@@ -291,7 +298,7 @@ class Retention:
             self._config,
             log_end=log_end,
             manual=manual,
-            pinned_from=self.pins.lowest(now_ms),
+            pinned_from=self.pinned_from(),
         )
         self.disk_full = plan.room is Room.FULL
         removed = self._remove(plan.delete)

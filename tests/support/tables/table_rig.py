@@ -99,9 +99,12 @@ class MemoryTopic:
                 behind = min(high, first + 7)
                 yield queue, self.epoch, self._batch(queue, first, behind), behind
 
-    def hold(self, committed: Offsets, hold_bytes: int) -> int:
-        self.held = dict(committed)
+    def hold(self, committed: Offsets | None, hold_bytes: int) -> int:
+        self.held = dict(committed or {})
         return 0
+
+    def let_go(self) -> None:
+        self.held = {}
 
     def _batch(self, queue: MessageQueue, low: int, high: int) -> Any:
         rows = [

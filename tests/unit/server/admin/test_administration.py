@@ -432,6 +432,22 @@ def test_pins_keep_segments_until_given_back(bench: Bench) -> None:
         assert bench.ask(code, None, msgpack.packb(body)).code == ResponseCode.SYSTEM_ERROR
 
 
+def test_a_pin_lasts_as_long_as_was_asked_for_whatever_the_time_of_day_does(
+    bench: Bench,
+) -> None:
+    bench.send(bodies_=[b"x"] * 3)
+    assert bench.core.keeper.store is not None
+    retention = bench.core.keeper.store.opened.retention
+    bench.ask(Code.PIN_SEGMENTS, None, msgpack.packb(["orders", {0: 0}, 60_000]))
+    for jump_ms in (3_600_000, -7_200_000):
+        bench.clock.jump_ms(jump_ms)
+        assert retention.pinned_from() == 0
+    bench.clock.advance_ms(59_999)
+    assert retention.pinned_from() == 0
+    bench.clock.advance_ms(1)
+    assert retention.pinned_from() is None
+
+
 def test_an_account_gives_back_no_pin_of_others(bench: Bench) -> None:
     bench.send(bodies_=[b"x"] * 3)
     shop, eve = FakePeer(account="web-shop"), FakePeer(port=2, account="eve-shop")

@@ -5,6 +5,7 @@ a drained broker refuses sends.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import msgpack
@@ -21,7 +22,7 @@ from rmq_ray.remoting.wire.headers import (
     SendBackHeader,
     UpdateOffsetHeader,
 )
-from rmq_ray.server.core.upkeep import CLEAN_MS
+from rmq_ray.server.core.upkeep import CLEAN_MS, FIRST_CLEAN_MS
 from rmq_ray.server.tables.offset_table import Commit
 from rmq_ray.store.reading.retention import RetentionReport
 from tests.support.brokers.broker_bench import Bench, unpacked
@@ -232,6 +233,33 @@ def test_cycles_come_every_ten_seconds_one_at_a_time_and_a_failed_one_is_told(
     bench.offload.drain()
     assert "old files were not removed" in caplog.text and bench.core.keeper.reopened == 1
     bench.offload.drain()
+    bench.close()
+
+
+def test_a_store_that_took_long_to_recover_serves_for_a_minute_before_anything_is_removed(
+    tmp_path: Path,
+) -> None:
+    bench = aged(tmp_path)
+    for _ in range(20):
+        bench.send(bodies_=[BODY])
+    bench.close()
+    clock = bench.clock
+    hours = ";".join(f"{hour:02}" for hour in range(24))
+    store = replace(bench.config.store, delete_when=hours)
+    bench = Bench(tmp_path, clock=clock, store=store)
+    clock.advance_ms(10 * FIRST_CLEAN_MS)  # of recovery
+    bench.open(create=False)
+
+    def tick() -> None:
+        bench.core.tick()
+        bench.offload.drain()
+
+    for _ in range(FIRST_CLEAN_MS // CLEAN_MS):
+        tick()
+        assert minimum(bench) == 0
+        clock.advance_ms(CLEAN_MS)
+    tick()
+    assert minimum(bench) > 0
     bench.close()
 
 

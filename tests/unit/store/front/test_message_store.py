@@ -817,7 +817,7 @@ def test_retention_takes_old_segments_and_the_queues_follow() -> None:
     rig.store.flush()
     for name in rig.disk.list_dir(f"{ROOT}/commitlog"):
         rig.disk.set_modified_ms(f"{ROOT}/commitlog/{name}", rig.clock.now_ms())
-    pin = rig.store.pin(4096, rig.clock.now_ms() + 2 * 3_600_000 + 1)
+    pin = rig.store.pin(4096, rig.clock.monotonic_ms() + 2 * 3_600_000 + 1)
     rig.clock.advance_ms(2 * 3_600_000)
     rig.store.request_cleaning()
     assert rig.store.clean(rig.clock.now_ms()).begin == 4096, "the rest is pinned"

@@ -186,6 +186,20 @@ def test_a_pin_ends_at_its_deadline_or_when_it_is_given_back() -> None:
     assert pins.lowest(0) is None
 
 
+def test_a_time_of_day_that_is_set_forward_ends_no_pin_and_set_back_keeps_none(
+    tmp_path: Path,
+) -> None:
+    retention, *_, clock = a_store(tmp_path)
+    retention.request()
+    retention.pins.pin(4096, clock.monotonic_ms() + HOUR_MS)
+    clock.jump_ms(24 * HOUR_MS)
+    assert retention.run(clock.now_ms(), 25 * 4096).begin == 4096
+    clock.jump_ms(-48 * HOUR_MS)
+    clock.advance_ms(HOUR_MS)
+    assert retention.pinned_from() is None
+    assert retention.run(NOW_MS, 25 * 4096).begin > 4096
+
+
 def test_a_later_start_gives_out_no_id_of_an_earlier_one() -> None:
     first, second = (Pins(first_id=started_ms).pin(0, 1) for started_ms in (1_000, 2_000))
     assert first < second
@@ -285,10 +299,10 @@ def test_a_request_lasts_twenty_cycles(tmp_path: Path) -> None:
 def test_a_disk_that_is_too_full_loses_segments_of_any_age_and_the_flag_falls_again(
     tmp_path: Path,
 ) -> None:
-    retention, chain, _, _, files, _ = a_store(tmp_path)
+    retention, chain, _, _, files, clock = a_store(tmp_path)
     files.ratio = 0.95
     assert retention.run(NOW_MS - 300 * HOUR_MS, 25 * 4096).segments == 10 and retention.disk_full
-    pin = retention.pins.pin(12 * 4096, NOW_MS + 1)
+    pin = retention.pins.pin(12 * 4096, clock.monotonic_ms() + HOUR_MS)
     assert retention.run(NOW_MS, 25 * 4096).begin == 12 * 4096
     retention.pins.unpin(pin)
     assert [retention.run(NOW_MS, 25 * 4096).begin for _ in range(3)] == [

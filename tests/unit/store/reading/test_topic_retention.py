@@ -67,13 +67,14 @@ def test_a_topic_that_keeps_more_again_shows_what_the_log_still_has() -> None:
 
 def test_a_pin_holds_what_is_seen_and_brings_nothing_back() -> None:
     rig = a_message_each_hour()
-    pin = rig.store.pin(rig.store.log_offset_of(TOPIC, 0, 2), rig.clock.now_ms() + HOUR_MS)
+    deadline_ms = rig.clock.monotonic_ms() + HOUR_MS
+    pin = rig.store.pin(rig.store.log_offset_of(TOPIC, 0, 2), deadline_ms)
     expire(rig, 1)
     assert rig.store.bounds(TOPIC, 0) == (2, 5)
     rig.store.unpin(pin)
     expire(rig, 1)
     assert rig.store.bounds(TOPIC, 0) == (4, 5)
-    rig.store.pin(0, rig.clock.now_ms() + 2 * HOUR_MS)
+    rig.store.pin(0, rig.clock.monotonic_ms() + 2 * HOUR_MS)
     rig.clock.advance_ms(HOUR_MS)
     expire(rig, 1)
     assert rig.store.bounds(TOPIC, 0) == (4, 5)
