@@ -73,8 +73,6 @@ class Peer(Protocol):
     """It proved the cluster's own secret: it is a part of the cluster, or inside its Ray."""
     account: str
     """The access key that our handshake proved; "" for members and without a handshake."""
-    may_suspend: bool
-    """False for frames that came by an actor call: a pull is then answered at once."""
     hung_up: bool
     """The connection ended because the other end closed it: what a killed process's system does at
     once, and what a partition never does.

@@ -28,7 +28,6 @@ from rmq_ray.model.replica_roles import Assignment, ReplicaReport
 from rmq_ray.protocol.access.changes import AccountChange, ChangeAuthor
 from rmq_ray.protocol.access.rules import AccessRules
 from rmq_ray.protocol.live_settings import effective
-from rmq_ray.remoting import loopback
 from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.server.replication.leadership import Leadership
 from rmq_ray.server.security.audit_log import AuditQuestion
@@ -172,12 +171,6 @@ class BrokerShell:
     async def node(self) -> str:
         """Ray's id of the node that this process runs on."""
         return my_node()
-
-    async def call(self, frame: bytes) -> bytes:
-        """Serve one remoting frame that came by actor call; a pull is answered at once, never
-        held.
-        """
-        return await loopback.call(self._broker, frame)
 
     async def status(self) -> dict[str, object]:
         """Counters and states, for people and tests."""

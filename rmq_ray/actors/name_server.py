@@ -15,7 +15,6 @@ from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import NameServerConfig
 from rmq_ray.model.metrics import Family
 from rmq_ray.protocol.access.rules import AccessRules
-from rmq_ray.remoting import loopback
 from rmq_ray.server.security.audit_log import AuditQuestion
 
 
@@ -45,10 +44,6 @@ class NameServerShell:
         if self._runner.error is not None:
             raise self._runner.error
         return str(self._runner.address) if self._runner.address else None
-
-    async def call(self, frame: bytes) -> bytes:
-        """Serve one remoting frame that came by actor call."""
-        return await loopback.call(self._runner.server, frame)
 
     async def status(self) -> dict[str, object]:
         """Counters and states, for people and tests."""

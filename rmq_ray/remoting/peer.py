@@ -78,7 +78,6 @@ class ServerPeer(asyncio.BufferedProtocol):
         self.closed = False
         self.trusted = self.member = False
         self.account = ""
-        self.may_suspend = True
         self.hung_up = False
         self.attributes: dict[str, Any] = {}
         self.stage = Stage.FIRST

@@ -1,5 +1,5 @@
-"""A cluster of actors: starting, attaching, isolation, sending and consuming, frames by actor call,
-bad arguments; bulk reads around the death of a broker, whose queues are never silently missing.
+"""A cluster of actors: starting, attaching, isolation, sending and consuming, bad arguments; bulk
+reads around the death of a broker, whose queues are never silently missing.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ import ray
 import rmq_ray as rmq
 from rmq_ray.actors import gateway, names
 from rmq_ray.client.scan.scan_plan import ScanPlan, plan_scan
-from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
-from rmq_ray.remoting.wire.frame import Command, decode, encode_bytes
 from tests.support.brokers.failing_over import store_of
 from tests.support.clients.bulk_reading import elsewhere, offsets, table_of
 from tests.support.clients.collecting import Collector
@@ -173,53 +171,6 @@ def test_a_topic_can_be_read_as_soon_as_its_first_send_was_acknowledged(mq: rmq.
             p.send(f"just-made-{number}", b"x")
             with judging():
                 assert plan(mq, f"just-made-{number}").rows == 1
-
-
-def test_every_role_serves_a_frame_that_comes_by_actor_call(mq: rmq.Cluster) -> None:
-    mq.admin.create_topic("by-call", queues=1)
-
-    def ask(name: str, command: Command) -> Command:
-        answer = ray.get(gateway.find(name).call.remote(encode_bytes(command)))
-        return decode(memoryview(answer)[4:])
-
-    route = ask(
-        names.name_server(mq.name, 0),
-        Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, 7, fields={"topic": "by-call"}),
-    )
-    assert (route.code, route.opaque) == (ResponseCode.SUCCESS, 7) and b"broker-a" in bytes(
-        route.body
-    )
-    broker = names.broker(mq.name, "broker-a", 0)
-    fields = {
-        "a": "g",
-        "b": "by-call",
-        "c": "TBW102",
-        "d": "4",
-        "e": "0",
-        "f": "0",
-        "g": "1",
-        "h": "0",
-        "i": "TAGS\x01t",
-    }
-    sent = ask(broker, Command(RequestCode.SEND_MESSAGE_V2, 8, fields=fields, body=b"hello"))
-    assert sent.code == ResponseCode.SUCCESS and sent.fields and sent.fields["queueOffset"] == "0"
-    pull = {
-        "consumerGroup": "by-call-group",
-        "topic": "by-call",
-        "queueId": "0",
-        "queueOffset": "1",
-        "maxMsgNums": "32",
-        "sysFlag": "6",
-        "commitOffset": "0",
-    }
-    pull |= {
-        "suspendTimeoutMillis": "15000",
-        "subVersion": "0",
-        "subscription": "*",
-        "expressionType": "TAG",
-    }
-    nothing = ask(broker, Command(RequestCode.PULL_MESSAGE, 9, fields=pull))
-    assert nothing.code == ResponseCode.PULL_NOT_FOUND
 
 
 def test_a_topic_is_created_by_the_first_send_with_four_queues(mq: rmq.Cluster) -> None:

@@ -6,10 +6,9 @@
     ROCKETMQ header: code i16, language i8, version i16, opaque i32, flag i32, remark i32+n,
     extFields i32+n (i16+key, i32+value)*
 
-Decides what is a well-formed frame; knows neither codes nor fields nor connections. Called by every
-connection and by ``loopback``. Invariants: ``decode`` raises ``MalformedFrame`` and nothing else,
-whatever the bytes; it copies no body; a frame that ``encode`` returns has at most
-``FRAME_BYTES_MAX`` bytes after its length field.
+Decides what is a well-formed frame; knows neither codes nor fields nor connections. Invariants:
+``decode`` raises ``MalformedFrame`` and nothing else, whatever the bytes; it copies no body; a
+frame that ``encode`` returns has at most ``FRAME_BYTES_MAX`` bytes after its length field.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ class PopHandlers:
             return found
         if found is Look.READING:
             return None
-        if pop.wait_ms <= 0 or not peer.may_suspend:
+        if pop.wait_ms <= 0:
             return self._nothing(command, found)
         try:
             self.waiting.add(

@@ -276,8 +276,6 @@ class PullHandlers:
     ) -> Command | None:
         if not isinstance(result, RecordAwaited):
             return self._conclude(pull, peer, group, wanted, result, first)
-        if not peer.may_suspend:
-            raise result
         self._come_again(AWAIT_MS, pull, peer, first)
         return None
 
@@ -304,7 +302,6 @@ class PullHandlers:
             if (
                 code == PULL_NOT_FOUND
                 and asked.sys_flag & SUSPEND
-                and peer.may_suspend
                 and self._park(pull, peer, wanted)
             ):
                 return None
@@ -414,7 +411,7 @@ class PullHandlers:
         """A held pull was woken by messages that its SQL filter does not let pass: it sleeps on
         behind them, until its first deadline.
         """
-        if not pull.deadline_ms - self._clock.now_ms() > 0 or not peer.may_suspend:
+        if not pull.deadline_ms - self._clock.now_ms() > 0:
             return False
         self._hold(
             replace(pull, asked=replace(pull.asked, offset=result.next_offset)), peer, EVERYTHING
@@ -510,22 +507,13 @@ class PullHandlers:
         return self.filters.subscribed(asked, group)
 
     def _delay(self, pull: _Pull, peer: Peer, first: bool) -> bool:
-        """Whether the pull waits for its group's or its account's limit; it comes again. Raises
-        ``Refused`` for a peer that cannot wait.
-        """
+        """Whether the pull waits for its group's or its account's limit; it comes again."""
         asked = pull.asked
         wait_ms = self._limiter.hand_out_wait_ms(
             asked.group, peer.account, self._clock.monotonic_ms()
         )
         if not wait_ms:
             return False
-        if not peer.may_suspend:
-            raise Refused(
-                f"group {asked.group} is over its limit on this broker, retry after "
-                f"{wait_ms:.0f} ms",
-                ResponseCode.SYSTEM_BUSY,
-            )
-
         self._come_again(wait_ms, pull, peer, first)
         return True
 

@@ -33,7 +33,7 @@ class _Part:
     def __init__(self, bundle: _Bundle, peer: Peer) -> None:
         self._bundle = bundle
         self._peer = peer
-        self.host, self.port, self.may_suspend = peer.host, peer.port, False
+        self.host, self.port = peer.host, peer.port
         self.trusted, self.member, self.account = peer.trusted, peer.member, peer.account
         self.attributes = peer.attributes
 

@@ -13,12 +13,11 @@ class FakePeer:
         host: str = "10.0.0.9",
         port: int = 40_001,
         trusted: bool = True,
-        may_suspend: bool = True,
         account: str = "",
     ) -> None:
         self.host, self.port = host, port
-        self.trusted, self.may_suspend = trusted, may_suspend
-        self.account, self.member = account, trusted and not account
+        self.trusted, self.account = trusted, account
+        self.member = trusted and not account
         self.closed = self.hung_up = False
         self.close_reason = ""
         self.attributes: dict[str, Any] = {}

@@ -102,7 +102,7 @@ class SimPeer:
 
     def __init__(self, connection: SimConnection, host: str, port: int) -> None:
         self.host, self.port = host, port
-        self.trusted = self.member = self.may_suspend = True
+        self.trusted = self.member = True
         self.account = ""
         self.hung_up = False
         self.closed = False

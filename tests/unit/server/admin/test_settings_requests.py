@@ -208,15 +208,3 @@ def test_a_delayed_pull_of_a_closed_connection_is_dropped(bench: Bench) -> None:
     bench.clock.advance_ms(20_000)
     bench.core.tick()
     assert len(peer.sent) == sent and len(bench.core.pulls.delayed) == 0
-
-
-def test_a_pull_that_cannot_wait_is_told_when_to_come_again(bench: Bench) -> None:
-    send(bench, "orders", [b"x"] * 30)
-    change(bench, limit__group__billing__bytes_per_s="100")
-    peer = FakePeer()
-    bench.heartbeat(peer)
-    bench.pull(peer=peer)
-    peer.may_suspend = False
-    answer = bench.core.handle(bench.pull_command(offset=10), peer)
-    assert answer is not None and answer.code == ResponseCode.SYSTEM_BUSY
-    assert "retry after" in str(answer.remark)

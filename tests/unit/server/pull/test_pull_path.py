@@ -273,11 +273,10 @@ def test_with_long_polling_off_a_pull_waits_one_second_and_no_arrival_wakes_it(
     bench.close()
 
 
-def test_pulls_are_answered_at_once_without_the_flag_or_over_an_actor_call(bench: Bench) -> None:
+def test_pulls_are_answered_at_once_without_the_flag_or_without_time_to_wait(bench: Bench) -> None:
     bench.send()
     assert bench.pull(offset=1, flags=INLINE)[0] == 19
     assert bench.pull(offset=1, flags=INLINE | SUSPEND, suspend_ms=0)[0] == 19
-    assert bench.pull(offset=1, flags=INLINE | SUSPEND, peer=FakePeer(may_suspend=False))[0] == 19
 
 
 def test_a_closed_connections_pull_is_forgotten(bench: Bench) -> None:
