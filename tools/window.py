@@ -45,7 +45,6 @@ SMOKE = {
         "test_starting_twice_attaches",
         "test_reading_right_behind_kill_9_waits_for_the_broker_and_lacks_nothing",
         "test_a_topic_can_be_read_as_soon_as_its_first_send_was_acknowledged",
-        "test_every_role_serves_a_frame_that_comes_by_actor_call",
         "test_a_topic_is_created_by_the_first_send_with_four_queues",
         "test_a_pickled_producer_works_in_a_task",
         "test_producer_and_consumer_actors_do_the_work_of_a_script",

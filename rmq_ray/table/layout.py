@@ -64,7 +64,7 @@ def is_staged(path: str) -> bool:
 
 
 def is_kept(path: str) -> bool:
-    """Whether it is one of those that ``_rmq`` has of ours.
+    """Whether it is one of those that we keep in the folder _rmq.
 
     >>> is_kept("_rmq/table.json"), is_kept("_rmq/commits/000001-ab12-000000000007.json")
     (True, True)
