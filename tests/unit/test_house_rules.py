@@ -110,7 +110,7 @@ def _can_fail(function: ast.AST) -> bool:
     return False
 
 
-SLEEPS = 115
+SLEEPS = 113
 """Places in tests that wait for time to pass. Wait for what is meant instead; this only falls."""
 
 
