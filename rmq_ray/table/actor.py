@@ -81,9 +81,9 @@ class ArchivistShell:
 
     async def status(self) -> dict[str, Any]:
         """``topic, location, catalog, state`` ("running", "paused", "waiting": with an ``error``),
-        ``max_lag_s, decode, columns, error, error_since_ms``, and once the table was opened
-        ``lag_messages, lag_seconds, rows, rejected_rows, offsets, gaps, committed_ms, held_bytes,
-        holding`` (whether retention waits), ``topic_gone``.
+        ``max_lag_s, decode, columns, error, error_since_ms, held_bytes, holding`` (whether
+        retention waits), and once the table was opened ``lag_messages, lag_seconds, rows,
+        rejected_rows, offsets, gaps, committed_ms, topic_gone``.
         """
         spec, work = self._spec, self._archivist
         state = None if work is None else work.state
