@@ -52,11 +52,11 @@ class LagPolicy:
         startup_s: float = 0.0,
         **where: Any,
     ) -> None:
-        if isinstance(poll_interval_s, bool) or not 0 < poll_interval_s < float("inf"):
+        if not _is_number(poll_interval_s) or not 0 < poll_interval_s < float("inf"):
             raise ConfigError(
                 f"poll_interval_s must be over 0 s, not {poll_interval_s!r}", poll_interval_s
             )
-        if isinstance(startup_s, bool) or not 0 <= startup_s <= STARTUP_S_MAX:
+        if not _is_number(startup_s) or not 0 <= startup_s <= STARTUP_S_MAX:
             raise ConfigError(
                 f"startup_s must be 0 to {STARTUP_S_MAX:.0f} s, not {startup_s!r}", startup_s
             )
@@ -114,15 +114,18 @@ class LagPolicy:
 
 def growth(measured: Sequence[tuple[float, int]], startup_s: float) -> float:
     """Tasks by which the lag will have grown in ``startup_s``, at the pace of what was measured
-    (when, ms; lag); 0 where it falls, or nothing is known yet.
+    (when, ms; lag) in as long; 0 where it falls. What came before that is one burst: no more of it
+    than came.
 
-    >>> growth([(0.0, 100), (2_000.0, 140)], 30.0), growth([(0.0, 100), (2_000.0, 60)], 30.0)
-    (600.0, 0.0)
+    >>> growth([(0.0, 100), (60_000.0, 160)], 30.0), growth([(0.0, 100), (2_000.0, 60)], 30.0)
+    (30.0, 0.0)
+    >>> growth([(0.0, 0), (2_000.0, 1_000)], 90.0)
+    1000.0
     """
     (began_ms, first), (ended_ms, last) = measured[0], measured[-1]
-    if ended_ms <= began_ms or last <= first:
+    if last <= first or not startup_s:
         return 0.0
-    return (last - first) * 1_000 / (ended_ms - began_ms) * startup_s
+    return (last - first) * startup_s / max(startup_s, (ended_ms - began_ms) / 1_000)
 
 
 def replicas(work: float, target: float) -> float:
@@ -132,3 +135,7 @@ def replicas(work: float, target: float) -> float:
     (0.0, 1.0, 4.6)
     """
     return 0.0 if work <= 0 else max(1.0, work / target)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import threading
 from collections.abc import Iterator
@@ -12,7 +13,15 @@ import pytest
 
 from rmq_ray.client.interceptors.send_hooks import SendContext
 from rmq_ray.client.producer.producer import Producer
-from rmq_ray.errors import BrokerBusy, ClientError, MessageIllegal, SendError, SendTimeout
+from rmq_ray.errors import (
+    BrokerBusy,
+    ClientError,
+    MessageIllegal,
+    SendError,
+    SendTimeout,
+    SendUnconfirmed,
+    SendUnknown,
+)
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import Message, SendResult, SendStatus
 from tests.support.brokers.tiny_cluster import Arrival, TinyCluster
@@ -95,6 +104,41 @@ def test_of_a_batch_that_was_cut_the_error_tells_which_messages_are_stored(
     cluster.broker.fault = lambda _arrival, _number: 13
     with pytest.raises(MessageIllegal, match="told to answer 13"):
         producer.send_batch_async("orders", [b"x", b"y"]).result(5)
+
+
+UNCONFIRMED, LOST, ILLEGAL = 11, "lose", 13  # SLAVE_NOT_AVAILABLE; no answer; refused for good
+
+
+@pytest.mark.parametrize(
+    ("ends", "error", "stored", "unconfirmed"),
+    [
+        ((ILLEGAL, LOST, None), SendUnknown, [(20, 25)], 0),
+        ((UNCONFIRMED, ILLEGAL, None), SendUnknown, [(20, 25)], 0),
+        ((UNCONFIRMED, None, UNCONFIRMED), SendUnconfirmed, [(10, 20)], 25),
+        ((ILLEGAL, None, ILLEGAL), MessageIllegal, [(10, 20)], 0),
+    ],
+)
+def test_a_batch_that_may_be_stored_in_part_never_ends_as_a_definite_failure(
+    cluster: TinyCluster,
+    ends: tuple[int | str | None, ...],
+    error: type[SendError],
+    stored: list[tuple[int, int]],
+    unconfirmed: int,
+) -> None:
+    def fault(arrival: Arrival, _number: int) -> int | str | None:
+        return ends[int(arrival.records[0].body[:1])]
+
+    cluster.broker.fault = fault
+    bodies = [b"%d" % (n // 10) + KB_100 for n in range(25)]
+    with Producer("web", discovery=cluster, retries=0) as producer:
+        future = producer.send_batch_async("orders", bodies, QUEUE, timeout=1)
+        with pytest.raises(error) as failed:
+            future.result(10)
+    assert type(failed.value) is error or error is SendUnknown
+    assert isinstance(failed.value, SendUnconfirmed) == (error is SendUnconfirmed)
+    assert failed.value.args[2] == stored
+    if isinstance(failed.value, SendUnconfirmed):
+        assert sum(result.count for result in failed.value.results) == unconfirmed
 
 
 def test_a_lost_answer_is_repeated_and_a_batch_behind_it_waits_for_it(
@@ -208,21 +252,40 @@ def test_hooks_see_each_frame_once_with_its_outcome(cluster: TinyCluster) -> Non
     )
 
 
-def test_a_namespace_and_compression_are_applied(cluster: TinyCluster) -> None:
+def test_a_namespace_and_compression_are_applied() -> None:
     settings: dict[str, Any] = {"compression": "zlib", "compress_over_bytes": 1_000}
-    with Producer("web", discovery=cluster, **settings) as producer:
+    with (
+        TinyCluster(topics={"shop%orders": 4}) as cluster,
+        Producer("web", discovery=cluster, namespace="shop", **settings) as producer,
+    ):
         (result,) = producer.send_batch_async("orders", [b"x" * 5_000] * 3, QUEUE).result(5)
-    assert result.count == 3
-    assert all(len(record.body) < 1_000 for record in cluster.broker.arrivals[0].records)
+    (arrival,) = cluster.broker.arrivals
+    assert (result.count, result.queue, arrival.topic) == (3, QUEUE, "shop%orders")
+    assert all(len(record.body) < 1_000 for record in arrival.records)
 
 
-def test_closing_waits_for_the_answers_and_what_has_none_ends_then(cluster: TinyCluster) -> None:
+def test_closing_waits_for_the_answers(cluster: TinyCluster) -> None:
     producer = Producer("web", discovery=cluster)
     future = producer.send_batch_async("orders", [b"x", b"y"])
     producer.close()
     assert future.done() and future.result(0)[0].count == 2
     with pytest.raises(ClientError, match="make a new one"):
         producer.send_batch_async("orders", [b"x"])
+
+
+def test_a_close_ends_what_has_no_answer_and_what_waits_for_room_is_not_sent(
+    cluster: TinyCluster,
+) -> None:
+    cluster.broker.hold.clear()
+    settings: dict[str, Any] = {"frames_in_flight_max": 1, "send_timeout_ms": 200}
+    producer = Producer("web", discovery=cluster, **settings)
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        call = thread.submit(producer.send_batch_async, "orders", [KB_100] * 25, QUEUE, timeout=60)
+        eventually(lambda: len(cluster.broker.arrivals) == 1)
+        producer.close()
+        with pytest.raises(SendUnknown, match="closed before the broker answered"):
+            call.result(30).result(30)
+    assert len(cluster.broker.arrivals) == 1
 
 
 def test_in_a_forked_child_its_future_has_ended(cluster: TinyCluster, producer: Producer) -> None:

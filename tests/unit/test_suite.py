@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.outcomes import OUTCOMES_TO, Violation
-from tools.suite import AGAIN_MAX, Lane, Run, judge, outcomes, read, run, to_run_again
+from tools.suite import (
+    AGAIN_MAX,
+    LANES,
+    ROOT,
+    Lane,
+    Run,
+    judge,
+    outcomes,
+    read,
+    run,
+    to_run_again,
+)
 
 pytest_plugins = ["pytester"]
 LIGHT, HEAVY = "tests/unit/test_a.py::test_a", "tests/ray/test_b.py::test_b"
@@ -24,13 +36,27 @@ def lane(*failed: str, judged: bool = False) -> Run:
 
 
 def test_a_light_test_has_one_chance() -> None:
-    for runs in ({"light": lane(LIGHT), "ray": lane()}, {"light": lane(), "alone": lane(LIGHT)}):
+    for runs in ({"unit": lane(LIGHT)}, {"unit": lane(), "ray": lane(), "alone": lane(LIGHT)}):
         assert to_run_again(runs) == []
         assert judge(runs, None).red == {LIGHT: "no"}
 
 
+def test_each_mark_stands_where_a_lane_runs_it() -> None:
+    lanes = {
+        mark: {folder for lane in LANES if lane.marked == mark for folder in lane.folders}
+        for mark in ("calm", "alone")
+    }
+    assert lanes == {"calm": {"ray", "e2e"}, "alone": {"conformance", "ray"}}
+    for path in sorted((ROOT / "tests").glob("*/**/test_*.py")):
+        found = set(
+            re.findall(r"^@?(?:pytestmark = )?pytest\.mark\.(calm|alone)\b", path.read_text(), re.M)
+        )
+        folder = path.relative_to(ROOT / "tests").parts[0]
+        assert len(found) < 2 and all(folder in lanes[mark] for mark in found), path
+
+
 def test_red_and_then_green_is_flaky_and_red_twice_is_red() -> None:
-    runs = {"light": lane(), "ray": lane(HEAVY, HEAVY + "2")}
+    runs = {"unit": lane(), "ray": lane(HEAVY, HEAVY + "2")}
     assert to_run_again(runs) == [HEAVY, HEAVY + "2"]
     verdict = judge(runs, lane(HEAVY + "2"))
     assert (verdict.flaky, verdict.red) == ({HEAVY: "no"}, {HEAVY + "2": "no"})

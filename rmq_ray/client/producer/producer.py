@@ -332,8 +332,7 @@ class Producer(ProducerBase):
         timeout: float | None = None,
     ) -> Future[list[SendResult]]:
         """``send_batch`` without waiting for the broker: a future of its results. The next batch is
-        made while the broker stores this one; batches of a queue are stored in the order of the
-        calls.
+        made while the broker stores this one; batches of a queue leave in the order of the calls.
 
         Waits, or raises ``BrokerBusy``, as ``send_async`` does; callbacks run as its. Where frames
         of a batch that was cut are stored beside one that failed, the error's ``args[2]`` are the

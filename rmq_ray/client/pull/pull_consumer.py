@@ -329,7 +329,8 @@ class PullConsumer(GroupConsumer[PullEngine]):
     ) -> dict[MessageQueue, int]:
         """Tell the brokers that the group has consumed ``batch`` (None = everything polled; or
         queue -> next offset), and wait. With ``wait`` False they hear of it from the queue's next
-        pull, within 5 s, or from ``close``: who dies before gets those messages again.
+        pull, every ``offset_persist_ms``, or from ``close``: who dies before gets those messages
+        again.
 
         Returns what was committed; a queue that left this consumer meanwhile is not in it: its
         messages come again to its new owner. An offset below what was committed before is not taken

@@ -155,6 +155,7 @@ class AsyncSender:
         self._sends: set[AsyncSend] = set()
         self.admitted = 0
         """How many sends it has taken so far."""
+        self._abandoned: str | None = None
         self._order: PerQueueOrder[AsyncSend] = PerQueueOrder()
 
     def submit(self, send: AsyncSend) -> None:
@@ -164,12 +165,16 @@ class AsyncSender:
 
     def admit(self, send: AsyncSend) -> None:
         """Take responsibility. The sends of a queue leave in the order of these calls; ``launch``
-        follows, in any order.
+        follows, in any order. Behind ``abandon`` it ends at once.
         """
         with self._lock:
-            self.admitted += 1
-            self._sends.add(send)
-            self._order.add(send)
+            abandoned = self._abandoned
+            if abandoned is None:
+                self.admitted += 1
+                self._sends.add(send)
+                self._order.add(send)
+        if abandoned is not None:
+            self._end(send, SendError(f"{abandoned}; nothing was sent", send.outcome.queue.topic))
 
     def launch(self, send: AsyncSend) -> None:
         """Launch it, or what its queue has before it; another thread that is at it, or the end of
@@ -187,8 +192,9 @@ class AsyncSender:
             return self._idle.wait_for(lambda: not (wanted & self._sends), timeout_ms / 1000)
 
     def abandon(self, reason: str) -> None:
-        """Finish every send that is left, as unknown."""
+        """Finish every send that is left, as unknown; none follows."""
         with self._lock:
+            self._abandoned = reason
             sends = list(self._sends)
             self._order.clear()
         for send in sends:

@@ -1,6 +1,8 @@
 """A batch that nobody waits for: ``send_batch_async``.
 
-    batch ──> frames, all to one queue ──window of its broker──> AsyncSender ──> one future of all
+    batch ──> frames, all to one queue* ──window of its broker──> AsyncSender ──> one future of all
+
+    * a frame whose broker fails goes elsewhere, as every send without a given queue
 
 The calling thread encodes and writes each frame and goes on while the broker works: that is what it
 is for, since batches that are waited for take turns with their broker. Decides what the future of a
@@ -9,8 +11,8 @@ sent again (``client.sending.send_engine``), or how much may be out (``frames_in
 ``buffer_bytes_max``).
 
 Invariants: frames of a queue leave in the order of the calls; the call raises only when nothing of
-its batch was sent, everything else is told by the future, once every frame that was begun has
-ended.
+its batch was sent, or when it is interrupted; everything else is told by the future, once every
+frame that was begun has ended; a batch that may be stored in part never ends as a definite failure.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from rmq_ray.client.sending.async_sender import AsyncSend
 from rmq_ray.client.sending.producer_core import ProducerCore
 from rmq_ray.client.sending.send_engine import InFlightSend, ids_result
 from rmq_ray.client.sending.send_steps import SendSteps
-from rmq_ray.errors import RmqError, SendError
+from rmq_ray.errors import RmqError, SendError, SendUnconfirmed, SendUnknown
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import SendResult
 from rmq_ray.model.namespaces import queue_with_namespace, with_namespace
@@ -105,7 +107,7 @@ class _Batch:
         if self._steps is None:
             self._submit(number, parts, started_ms)
             return
-        topic, given = self._queues[0].topic, self._queues[0] if self._pinned else None
+        topic, given = self._queues[0].topic, self._queues[0] if len(self._queues) == 1 else None
         with self._steps.around_frame(topic, given, parts, ASYNC) as (ctx, packed):
             ended: OwnFuture[SendResult] = OwnFuture(self._core.callbacks)
             self._submit(number, packed, started_ms, ended)
@@ -150,6 +152,7 @@ class _Batch:
         self, number: int, outcome: BatchOutcome, ended: OwnFuture[SendResult] | None
     ) -> None:
         """A frame has ended; in whichever thread that was seen."""
+        outcome.on_finish = None  # it leads back to the outcome
         end: SendResult | RmqError
         if outcome.error is not None:
             end = outcome.error
@@ -169,23 +172,32 @@ class _Batch:
             self._left -= 1
             if self._left:
                 return
-        error = next((found for found in self._ends if isinstance(found, RmqError)), None)
-        results = [found for found in self._ends if isinstance(found, SendResult)]
-        if error is None:
-            self._future.set_result(results)
+        errors = [found for found in self._ends if isinstance(found, RmqError)]
+        if not errors:
+            self._future.set_result([end for end in self._ends if isinstance(end, SendResult)])
         elif len(self._ends) == 1:
-            self._future.set_exception(error)
+            self._future.set_exception(errors[0])
         else:
-            self._future.set_exception(self._partly(error, results))
+            self._future.set_exception(self._partly(errors))
 
-    def _partly(self, error: RmqError, results: list[SendResult]) -> SendError:
-        stored, begin = [], 0
+    def _partly(self, errors: list[RmqError]) -> SendError:
+        """Of several frames, some of which failed: what is said must hold for all of them."""
+        results, stored, begin = [], [], 0
         for count, end in zip(self._counts, self._ends, strict=True):
             if isinstance(end, SendResult):
+                results.append(end)
                 stored.append((begin, begin + count))
             begin += count
         said = f"{sum(result.count for result in results)} messages of other frames are stored"
         said += ", args[2] tells which"
+        weak = [error for error in errors if isinstance(error, SendUnconfirmed)]
+        unknown = [e for e in errors if isinstance(e, SendUnknown) and e not in weak]
+        error = (unknown or errors)[0]
+        if not unknown and len(weak) == len(errors):
+            results += [result for each in weak[1:] for result in each.results]
+        elif not unknown and weak:  # stored less safely here, not stored there
+            failed = next(each for each in errors if each not in weak)
+            error = SendUnknown(f"{weak[0]}; and another frame is not stored: {failed}")
         return beside_stored(error, said, self._queues[0].topic, stored, results)
 
 

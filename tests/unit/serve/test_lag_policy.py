@@ -69,13 +69,13 @@ def test_where_replicas_start_slowly_they_are_asked_for_by_what_will_wait_then(
     assert policy(context(3)) == (1.0, {"lag": 10, "to_come": 0}), "it falls: nothing is added"
 
 
-@pytest.mark.parametrize("startup", [-1, True, float("nan"), 3_601])
+@pytest.mark.parametrize("startup", [-1, True, float("nan"), 3_601, "90"])
 def test_a_start_that_cannot_be_is_refused(startup: float) -> None:
     with pytest.raises(ConfigError, match="startup_s"):
         LagPolicy("images", startup_s=startup, name_servers="127.0.0.1:9876")
 
 
-@pytest.mark.parametrize("interval", [0, -1, True, float("inf")])
+@pytest.mark.parametrize("interval", [0, -1, True, float("inf"), "2"])
 def test_an_interval_that_cannot_be_is_refused(interval: float) -> None:
     with pytest.raises(ConfigError, match="poll_interval_s"):
         LagPolicy("images", poll_interval_s=interval, name_servers="127.0.0.1:9876")
