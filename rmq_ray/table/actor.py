@@ -174,7 +174,9 @@ class ArchivistShell:
         self._wake.set()
 
     async def stop(self) -> None:
-        """Take no further turn; what is under way ends first."""
+        """The table is dropped, with its files: take no further turn; what is under way ends
+        first. Once more is no error.
+        """
         await self.let_go()
         async with self._turn:
             if self._hold is not None:
@@ -183,8 +185,7 @@ class ArchivistShell:
     async def let_go(self) -> None:
         """The table is dropped: on return retention waits for it no more, and no turn begins."""
         self._stopped = True
-        if self._hold is not None:
-            await asyncio.to_thread(self._hold.close)
+        await asyncio.to_thread(self._close_hold)
 
     # --- upkeep -----------------------------------------------------------------------------------
 
@@ -225,8 +226,18 @@ class ArchivistShell:
         return await self._do(lambda _work: self._target.expire_versions(before_ms))
 
     async def drop(self) -> int:
-        """Delete the table: catalog entry and files; how many files of others stay."""
-        return await self._do(lambda _work: self._target.drop())
+        """Delete the table: catalog entry and files; how many files of others stay. On return no
+        turn begins, and retention waits no more; after an error what is left of it goes on.
+        """
+
+        def work(_one: Archivist) -> int:
+            left = self._target.drop()
+            self._stopped = True  # within this turn: the next one would make the table anew
+            return left
+
+        left = await self._do(work)
+        await self.stop()
+        return left
 
     # --- turns ------------------------------------------------------------------------------------
 
@@ -305,13 +316,22 @@ class ArchivistShell:
         return self._archivist
 
     def _held(self) -> RetentionHold:
-        """Made without the table, which may be out of reach."""
+        """Made without the table, which may be out of reach; closed where the end came first."""
         with self._making:
             if self._hold is None:
                 spec = self._spec
                 self._source = TopicSource(RayDiscovery(self._cluster), spec.topic)
                 self._hold = RetentionHold(self._source, spec.topic, spec.hold_bytes, SYSTEM_CLOCK)
+                if self._stopped:
+                    self._hold.close()
             return self._hold
+
+    def _close_hold(self) -> None:
+        """Behind ``_stopped``: a hold that is being made is seen here, or is made closed."""
+        with self._making:
+            hold = self._hold
+        if hold is not None:
+            hold.close()
 
 
 def open_target(spec: TableSpec, writer: str = "") -> Target:

@@ -335,7 +335,10 @@ class IcebergTable:
         than a day; how many. Files of others stay, those of their compactions, too.
         """
         with told(self._spec):
-            named = self._named()
+            # others may have committed since we did
+            self._table.refresh()
+            self._bad = self._found(REJECTED)
+            named = self._named(self._table) | self._named(self._bad)
         swept = 0
         for folder in (*FOLDERS, STAGING):
             for one in self.storage.list(folder.rstrip("/")):
@@ -346,26 +349,26 @@ class IcebergTable:
                     swept += 1
         return swept
 
-    def _named(self) -> set[str]:
-        """Paths of all files that a snapshot has now: others may have committed since we did."""
-        self._table.refresh()
-        self._bad = self._found(REJECTED)
-        return {
-            path_below(self._base, uri)
-            for table in filter(None, (self._table, self._bad))
-            for uri in table.inspect.all_files()["file_path"].to_pylist()
-        }
+    def _named(self, table: Any) -> set[str]:
+        """Paths of all files that a snapshot of the table has; none where there is no table."""
+        if table is None:
+            return set()
+        uris = table.inspect.all_files()["file_path"].to_pylist()
+        return {path_below(self._base, uri) for uri in uris}
 
     def drop(self) -> int:
         """Take the tables out of the catalog, delete their files, and those that their snapshots
-        name; how many files of others stay.
+        name; how many files of others stay. A table that the catalog lacks names none.
         """
+        from pyiceberg.exceptions import NoSuchTableError
+
         named: set[str] = set()
         with told(self._spec):
-            with suppress(FileNotFoundError):  # somebody deleted what says it
-                named = self._named()
             for suffix in ("", REJECTED):
-                if self._found(suffix) is not None:
+                with suppress(FileNotFoundError):  # somebody deleted what says it
+                    named |= self._named(self._found(suffix))
+            for suffix in ("", REJECTED):
+                with suppress(NoSuchTableError):
                     self._catalog.drop_table(self._identifier(suffix))
 
         def owns(path: str) -> bool:

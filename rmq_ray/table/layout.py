@@ -114,9 +114,11 @@ def check_unused(storage: Storage, owns: Callable[[str], bool]) -> None:
 
 
 def delete_own(storage: Storage, owns: Callable[[str], bool]) -> int:
-    """Delete every file of ours; how many others stay."""
+    """Delete every file of ours, at last the one by which what is left is known as ours; how many
+    others stay.
+    """
     left = 0
-    for one in storage.list(""):
+    for one in sorted(storage.list(""), key=lambda one: one.path == ABOUT):
         if owns(one.path):
             storage.delete(one.path)
         else:

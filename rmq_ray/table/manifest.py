@@ -27,6 +27,7 @@ from typing import Any
 
 from rmq_ray.errors import CommitterReplaced, TableError
 from rmq_ray.table.layout import (
+    ABOUT,
     COMMITS,
     GENERATIONS,
     OFFSETS,
@@ -164,10 +165,20 @@ class ManifestTable:
     # --- leftovers --------------------------------------------------------------------------------
 
     def check_location(self) -> None:
-        """``TableError`` where another topic's table is there, or none and files of others."""
+        """``TableError`` where another topic's table is there, or none and files of others. Rows
+        that no manifest names are this topic's where a making of its table is told there.
+        """
         if not self._own(COMMITS):
-            check_unused(self.storage, _owns)
+            check_unused(self.storage, _owns if self._was_made_here() else is_kept)
         self.load()
+
+    def _was_made_here(self) -> bool:
+        """Whether a table of this topic was begun to be made, or to be dropped, and no more."""
+        text = self.storage.read_whole(ABOUT)
+        try:
+            return text is not None and json.loads(text)["topic"] == self.topic
+        except (ValueError, LookupError, TypeError):
+            return False
 
     def sweep(self, now_ms: int) -> int:
         """Delete what no commit names: files of attempts that failed, of older committers, and what

@@ -51,8 +51,8 @@ class RetentionHold:
 
     @property
     def holding(self) -> bool:
-        """Whether retention waits for the table."""
-        return self.held_bytes <= self.hold_bytes
+        """Whether retention waits for the table; not once it is closed."""
+        return not self._closed and self.held_bytes <= self.hold_bytes
 
     def know(self, committed: Offsets) -> None:
         """How far the table is; the next renewal goes by it, at once where nothing was known."""
@@ -79,7 +79,7 @@ class RetentionHold:
     def close(self) -> None:
         """Retention waits for this table no more."""
         with self._lock:
-            self._closed = True
+            self._closed, self.held_bytes = True, 0
             self._source.let_go()
 
     def _tell(self) -> None:

@@ -179,15 +179,14 @@ class Tables:
     def drop(self, topic: str, *, delete_files: bool = False) -> dict[str, int]:
         """The topic is no table any more; the files stay unless ``delete_files``, and a table made
         at the same location goes on with them. With ``delete_files``: foreign_files, how many
-        files at the location were not the table's and so were left.
+        files at the location were not the table's and so were left. Where the files cannot be
+        deleted now, that is raised, and the table goes on: drop it again later.
         """
         self.spec(topic)
         actor = names.archivist(self._cluster, topic)
         found: dict[str, int] = {}
         if delete_files:
-            handle = self._archivist(topic)
-            gateway.call(handle, "stop")
-            left = gateway.call(handle, "drop", timeout_s=FLUSH_S)
+            left = gateway.call(self._archivist(topic), "drop", timeout_s=FLUSH_S)
             found = {"foreign_files": int(left)}
         gateway.call(gateway.controller(self._cluster), "disown", actor)
         self._let_go(actor)

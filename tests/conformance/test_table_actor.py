@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
+import threading
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -14,8 +16,10 @@ import pytest
 
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.errors import TableError, TableStorageError
-from rmq_ray.table import actor
+from rmq_ray.table import actor, tables
 from rmq_ray.table.rules import TableSpec
+from rmq_ray.table.source import TopicSource
+from rmq_ray.table.storage import Storage
 from rmq_ray.table.upkeep import expired, redecode, rewrite
 from tests.support.brokers.live_cluster import LiveCluster
 from tests.support.waiting import eventually_async
@@ -50,6 +54,31 @@ def acting(
         loop.cancel()
 
     asyncio.run(run())
+
+
+class Calls:
+    """The gateway in front of one archivist and a controller that does as it is told."""
+
+    def __init__(self, shell: actor.ArchivistShell, loop: asyncio.AbstractEventLoop) -> None:
+        self.made: list[str] = []
+        self._shell, self._loop = shell, loop
+
+    def find(self, _name: str) -> Any:
+        return self._shell
+
+    def controller(self, _cluster: str) -> Any:
+        return None
+
+    def call(self, handle: Any, method: str, *arguments: Any, timeout_s: float = 20.0) -> Any:
+        self.made.append(method)
+        if handle is None:
+            return None
+        asked = getattr(handle, method)(*arguments)
+        return asyncio.run_coroutine_threadsafe(asked, self._loop).result(timeout_s)
+
+    def kill(self, _name: str, *, for_good: bool) -> None:
+        assert for_good
+        self.made.append("kill")
 
 
 def rows(folder: Path) -> int:
@@ -156,6 +185,78 @@ def test_the_log_is_held_while_a_table_is_paused_or_its_place_is_away_and_not_wh
 
     acting(TableSpec(TOPIC, str(folder), paused=paused), work)
     assert not list(tmp_path.glob("t/day=*"))
+
+
+def test_a_table_whose_files_cannot_be_deleted_goes_on_until_a_drop_succeeds(
+    cluster: LiveCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(cluster, *[os.urandom(10_000)] * 10)
+    spec, pins = TableSpec(TOPIC, str(tmp_path / "t")), cluster.store().opened.retention.pins
+    away = True
+
+    def delete(storage: Storage, name: str) -> None:
+        if away:
+            raise TableStorageError("injected: away", storage.uri)
+        deleted(storage, name)
+
+    deleted = Storage.delete
+    monkeypatch.setattr(Storage, "delete", delete)
+
+    async def work(shell: actor.ArchivistShell) -> None:
+        nonlocal away
+        calls = Calls(shell, asyncio.get_running_loop())
+        monkeypatch.setattr(tables, "gateway", calls)
+        monkeypatch.setattr(tables, "RayDiscovery", lambda name: SimpleNamespace(cluster=name))
+        made, known = tables.Tables("live"), {TOPIC: spec}
+        made._registry = SimpleNamespace(all=lambda: known, forget=known.pop)
+        await shell.flush(20.0)
+        await asyncio.to_thread(shell._held().renew)
+        with pytest.raises(TableStorageError, match="away"):
+            await asyncio.to_thread(made.drop, TOPIC, delete_files=True)
+        await asyncio.to_thread(shell._held().renew)
+        assert (await shell.status())["holding"] and len(pins) == 1
+        assert known and calls.made == ["drop"], "what may fail or come late ends nothing before it"
+        await asyncio.to_thread(send, cluster, b"behind it")
+        await shell.flush(20.0)
+        assert rows(tmp_path / "t") == 11
+        away = False
+        assert await asyncio.to_thread(made.drop, TOPIC, delete_files=True) == {"foreign_files": 0}
+        status = await shell.status()
+        assert (status["holding"], status["held_bytes"], len(pins)) == (False, 0, 0)
+        assert not known and calls.made[-2:] == ["let_go", "kill"]
+        await asyncio.to_thread(shell._renew)
+        await shell.drop()  # once more is no error
+        assert not await shell._do(shell._step) and len(pins) == 0
+
+    acting(spec, work)
+    assert not [path for path in (tmp_path / "t").rglob("*") if path.is_file()]
+
+
+def test_a_hold_that_is_made_while_the_table_is_dropped_holds_nothing(
+    cluster: LiveCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(cluster, b"1")
+    pins = cluster.store().opened.retention.pins
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(*arguments: Any) -> TopicSource:
+        begun.set()
+        assert go_on.wait(20)
+        return TopicSource(*arguments)
+
+    monkeypatch.setattr(actor, "TopicSource", slow)
+
+    async def work(shell: actor.ArchivistShell) -> None:
+        assert await asyncio.to_thread(begun.wait, 20)
+        dropped = asyncio.create_task(shell.let_go())
+        await eventually_async(lambda: shell._stopped)
+        go_on.set()
+        await dropped
+        await eventually_async(lambda: shell._hold is not None and not shell._making.locked())
+        shell._held().renew()
+        assert len(pins) == 0 and not shell._held().holding
+
+    acting(TableSpec(TOPIC, str(tmp_path / "t"), paused=True), work)
 
 
 def test_a_disk_that_is_full_is_told_and_with_more_space_each_row_is_there_once(

@@ -298,14 +298,38 @@ def test_a_drop_takes_the_tables_files_alone_and_tells_how_many_others_stay(
     assert {path for path in tmp_path.rglob("*") if path.is_file()} == set(others)
 
 
+def test_what_a_drop_that_failed_leaves_is_known_as_the_tables(tmp_path: Path) -> None:
+    faults = Faults()
+    archivist = archivist_at(spec_at(tmp_path), filled(), "w", faults)
+    archivist.turn(force=True)
+    ManifestTable(Storage(str(tmp_path)), TOPIC).storage.write_whole(
+        "_rmq/table.json", json.dumps({"topic": TOPIC}).encode()
+    )
+    for steps in range(1, 100):
+        faults.at = steps
+        try:
+            archivist._target.drop()
+        except TableStorageError:
+            ManifestTable(Storage(str(tmp_path)), TOPIC).check_location()
+        else:
+            break
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
 def test_a_table_is_made_in_an_empty_folder_or_its_own_and_nowhere_else(tmp_path: Path) -> None:
     def check(folder: Path) -> None:
         ManifestTable(Storage(str(folder)), TOPIC).check_location()
 
     folder = tmp_path / "t"
     check(folder)
-    put(folder, "_rmq/table.json", OWN[0], OWN[-1])  # of a creation that failed
+    (about, rows, _) = put(folder, "_rmq/table.json", OWN[0], OWN[-1])
+    for text in ("", "[]", "{}", '{"topic": "another"}', None):
+        about.unlink() if text is None else about.write_text(text)
+        with pytest.raises(TableError, match="like day=2023-11-14/.* give .* of its own"):
+            check(folder)  # rows that were copied here without what says whose they are
+    about.write_text(json.dumps({"topic": TOPIC}))  # of a creation that failed
     check(folder)
+    assert rows.read_bytes() == b"kept"
     (other,) = put(folder, "year/month/rows.parquet")
     with pytest.raises(TableError, match="like year/month/rows.parquet: give .* of its own"):
         check(folder)

@@ -317,6 +317,24 @@ def test_a_drop_takes_the_tables_files_alone_and_tells_how_many_others_stay(
     assert not catalog.list_tables("default")
 
 
+@pytest.mark.parametrize("gone", [[""], ["__rejected"], ["", "__rejected"]])
+def test_a_drop_takes_the_files_of_a_table_that_the_catalog_does_not_know_any_more(
+    tmp_path: Path, catalog: FaultyCatalog, gone: list[str]
+) -> None:
+    spec = spec_of(tmp_path, decode="json", columns={"n": "int"})
+    topic = MemoryTopic(1)
+    topic.send(0, b"bad"), topic.send(0, b'{"n": 1}')
+    one = archivist(spec, topic, catalog, "w")
+    one.turn(force=True)
+    (other,) = put(tmp_path, "report.parquet")
+    for suffix in gone:
+        catalog.drop_table(("default", f"{TOPIC}{suffix}"))
+    assert one._target.drop() == 1
+    assert {path for path in (tmp_path / "t").rglob("*") if path.is_file()} == {other}
+    assert not catalog.list_tables("default")
+    assert one._target.drop() == 1, "once more is no error"
+
+
 def test_a_table_is_made_at_an_empty_place_or_gone_on_with_at_its_own_and_nowhere_else(
     tmp_path: Path, catalog: FaultyCatalog
 ) -> None:

@@ -289,6 +289,7 @@ def test_a_hold_is_renewed_when_it_is_due_and_when_it_is_first_known_how_far_the
     hold.close()
     hold.renew()
     assert (log.holds, log.bytes) == (3, -1), "nothing is held after the end"
+    assert (hold.holding, hold.held_bytes) == (False, 0)
 
 
 def test_the_alarm_comes_at_once_again_every_ten_minutes_and_its_end_is_told(
