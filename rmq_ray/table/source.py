@@ -21,14 +21,14 @@ from typing import Any, NamedTuple
 import msgpack
 
 from rmq_ray.client.instance.client_instance import ClientInstance
-from rmq_ray.client.instance.outage import refused
+from rmq_ray.client.instance.outage import ask_for_map
 from rmq_ray.client.scan.scan_plan import PIN_MS, RELEASE_TIMEOUT_MS, open_reader, plan_scan
 from rmq_ray.client.scan.topic_state import State, TopicState
 from rmq_ray.codec.arrow.arrow_reader import to_batch
 from rmq_ray.errors import RmqError, TopicNotFound
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.ports import Discovery
-from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
+from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.table.rules import Offsets, Ranges
 
@@ -147,11 +147,7 @@ class TopicSource:
         return _HeldLog(None, held.bytes if committed is not None else 0)
 
     def _ask(self, address: Address, code: RequestCode, body: list[Any]) -> dict[Any, Any]:
-        command = Command(code, body=msgpack.packb(body), serialize=1)
-        answer = self._instance.invoke(address, command, HOLD_TIMEOUT_MS)
-        if answer.code != ResponseCode.SUCCESS:
-            raise refused(f"broker {address} refused {code.name}: {answer.remark}", answer)
-        return dict(msgpack.unpackb(answer.body_bytes(), strict_map_key=False))
+        return ask_for_map(self._instance, address, code, body, HOLD_TIMEOUT_MS)
 
     def _release(self, address: Address, held: _HeldLog | None) -> None:
         if held is None or held.pin is None:

@@ -82,12 +82,22 @@ def refused(what: str, answer: Command) -> RmqError:
 
 
 def ask_for_map(
-    instance: ClientInstance, address: Address, code: RequestCode, body: list[Any]
+    instance: ClientInstance,
+    address: Address,
+    code: RequestCode,
+    body: list[Any],
+    once_ms: float | None = None,
 ) -> dict[Any, Any]:
-    """What a broker answers to one of our msgpack requests. ``ResponseError`` where it refuses,
+    """What a broker answers to one of our msgpack requests. ``once_ms``: it is asked once, and
+    waited for so long; None = as ``ask_broker`` does. ``ResponseError`` where it refuses,
     ``NotAuthorized`` the account.
     """
-    answer = ask_broker(instance, address, Command(code, body=msgpack.packb(body), serialize=1))
+    command = Command(code, body=msgpack.packb(body), serialize=1)
+    answer = (
+        ask_broker(instance, address, command)
+        if once_ms is None
+        else instance.invoke(address, command, once_ms)
+    )
     if answer.code != ResponseCode.SUCCESS:
         raise refused(f"broker {address} refused {code.name}: {answer.remark}", answer)
     found = msgpack.unpackb(answer.body_bytes(), strict_map_key=False)
