@@ -135,13 +135,14 @@ def panels() -> list[tuple[str, str]]:
     ]
 
 
+def promtool(programs: Path, what: str, file: Path) -> subprocess.CompletedProcess[str]:
+    """``check`` or ``test`` the rules of a file."""
+    command = [str(programs / "promtool"), what, "rules", str(file)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S)
+
+
 def test_promtool_finds_no_fault_in_the_rules(programs: Path) -> None:
-    done = subprocess.run(
-        [str(programs / "promtool"), "check", "rules", str(MONITORING / "alerts.yml")],
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-    )
+    done = promtool(programs, "check", MONITORING / "alerts.yml")
     assert done.returncode == 0 and "SUCCESS" in done.stdout, done.stdout + done.stderr
 
 
@@ -174,12 +175,7 @@ def test_a_first_dead_letter_is_told_and_old_ones_not_again_when_a_broker_was_aw
 ) -> None:
     told = tmp_path / "told.yml"
     told.write_text(DEAD_LETTERS.replace("RULES", str(MONITORING / "alerts.yml")))
-    done = subprocess.run(
-        [str(programs / "promtool"), "test", "rules", str(told)],
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-    )
+    done = promtool(programs, "test", told)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -214,12 +210,7 @@ def test_a_gap_of_a_table_is_told_also_by_an_archivist_that_was_away(
 ) -> None:
     told = tmp_path / "told.yml"
     told.write_text(GAPS.replace("RULES", str(MONITORING / "alerts.yml")))
-    done = subprocess.run(
-        [str(programs / "promtool"), "test", "rules", str(told)],
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-    )
+    done = promtool(programs, "test", told)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
