@@ -377,6 +377,8 @@ def find_fault(
         return f"size {total} of {have} bytes at hand"
     born_len, store_len = host_lengths(_I32.unpack_from(buffer, at + 36)[0])
     body_at = at + HEADER_BYTES - 16 + born_len + store_len
+    if body_at + 3 > at + total:
+        return f"hosts of {born_len} and {store_len} bytes in a record of {total} bytes"
     body_len = _I32.unpack_from(buffer, body_at - 4)[0]
     topic_at = body_at + body_len
     if body_len < 0 or topic_at + 3 > at + total:

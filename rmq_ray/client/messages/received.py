@@ -34,11 +34,11 @@ from rmq_ray.codec.record import (
     HEADER_BYTES,
     MAGIC,
     OVERHEAD_BYTES,
-    headers,
     host_lengths,
     offset_message_id,
     unpack_host,
 )
+from rmq_ray.codec.record_layout import RecordLayout
 from rmq_ray.errors import ConsumeError
 from rmq_ray.model.ids import Address, LogOffset, MessageQueue, QueueOffset
 from rmq_ray.model.message import (
@@ -215,31 +215,19 @@ class PulledPage:
     def _look_at_many(self, sizes: np.ndarray[Any, Any], start: int) -> None:
         """The same for all records at once."""
         raw = self.raw
-        ends = np.cumsum(sizes, dtype=np.int64) + start
-        if int(sizes.min()) < OVERHEAD_BYTES or int(ends[-1]) != len(raw):
+        layout = RecordLayout(memoryview(raw)[start:], sizes.astype(np.int64))
+        if int(sizes.min()) < OVERHEAD_BYTES or start + int(layout.ends[-1]) != len(raw):
             raise self._bad_sizes(len(sizes), start)
-        starts = ends - sizes
-        head = headers(raw)[starts]
-        sys_flags, lengths = head["sys_flag"], head["body_len"].astype(np.int64)
-        body_at = starts + HEADER_BYTES
-        if bool((sys_flags & _LONG_HOSTS).any()):
-            for i, (at, flag) in enumerate(zip(starts.tolist(), sys_flags.tolist(), strict=True)):
-                body_at[i], lengths[i] = self._long_host(at, flag)
-        body_end = body_at + lengths
-        if not bool(
-            (
-                (head["total"] == sizes)
-                & (head["magic"] == MAGIC)
-                & (lengths >= 0)
-                & (body_end + 3 <= ends)
-            ).all()
-        ):
+        head, lengths = layout.heads, layout.body_lengths
+        sound = (head["total"] == sizes) & (head["magic"] == MAGIC)
+        sound &= (lengths >= 0) & (layout.body_begins + lengths + 3 <= layout.ends)
+        if not sound.all():
             raise self._bad_records()
-        self.compressed = bool((sys_flags & SysFlag.COMPRESSED).any())
+        self.compressed = bool((head["sys_flag"] & _COMPRESSED).any())
         self.at, self.body_at, self.body_end = (
-            [*starts.tolist(), len(raw)],
-            body_at.tolist(),
-            body_end.tolist(),
+            [*(layout.starts + start).tolist(), len(raw)],
+            (layout.body_begins + start).tolist(),
+            (layout.body_begins + lengths + start).tolist(),
         )
         self.body_bytes = lengths
         self.offsets = _offsets(head["queue_offset"])

@@ -234,11 +234,9 @@ def _sound(buffer: memoryview, offsets: Array, sizes: Array, rows: Array, split:
         & (heads["queue_id"] == split.queue.queue_id)
     )
     sound &= (heads["queue_offset"] == rows) & (heads["log_offset"] == offsets)
-    sound &= layout.body_lengths == layout.body_ends - layout.body_begins
-    sound &= layout.data[layout.body_ends] == len(topic)
+    sound &= layout.fits & (layout.topic_lengths == len(topic))
     sound &= (
         layout.bytes_at(layout.body_ends + 1, len(topic)) == np.frombuffer(topic, np.uint8)
     ).all(axis=1)
-    sound &= layout.field(">i2", layout.text_begins - 2) == layout.ends - layout.text_begins
     sound &= body_crcs(buffer, layout.body_begins, layout.body_ends) == heads["crc"]
     return sound

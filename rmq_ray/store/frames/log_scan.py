@@ -28,10 +28,9 @@ from rmq_ray.codec.record import (
     OVERHEAD_BYTES,
     TOPIC_BYTES_MAX,
     find_fault,
-    headers_at,
     texts_at,
 )
-from rmq_ray.model.message import SysFlag
+from rmq_ray.codec.record_layout import RecordLayout
 
 NEVER_STRICT = 1 << 62
 _HEAD = struct.Struct(">iI")
@@ -146,8 +145,8 @@ def scan_buffer(
     properties.
     """
     starts, at, stop = _boundaries(view, record_bytes_max)
-    records, head = _gather(view, base, starts, at)
-    bad = _first_bad(records, head, check_crc)
+    records, layout = _gather(view, base, starts, at)
+    bad = _first_bad(records, layout, check_crc)
     if bad < len(records):
         at = int(records.starts[bad])
         records = records.part(0, bad)
@@ -295,67 +294,39 @@ def _alike_from(view: memoryview, at: int, total: int) -> int:
 
 def _gather(
     view: memoryview, base: int, starts: list[int], end: int
-) -> tuple[ScannedRecords, Array]:
-    """Fields of records whose boundaries are known, and their headers; lengths inside are not
-    checked yet, so positions are clamped to the buffer.
+) -> tuple[ScannedRecords, RecordLayout]:
+    """Fields of records whose boundaries are known, and their layout; lengths inside are not
+    checked yet.
     """
-    at = np.array(starts, np.int64)
-    ends = np.append(at[1:], end) if starts else at
-    head = headers_at(view, at)
-    sys_flags = head["sys_flag"].astype(np.int64)
-    born_extra = 12 * ((sys_flags & SysFlag.BORN_HOST_V6) != 0)
-    body_at = at + HEADER_BYTES + born_extra + 12 * ((sys_flags & SysFlag.STORE_HOST_V6) != 0)
-    four = np.ndarray((max(0, len(view) - 3),), ">i4", view, 0, (1,))
-    eight = np.ndarray((max(0, len(view) - 7),), ">i8", view, 0, (1,))
-    body_len = (
-        four[np.minimum(body_at - 4, max(0, len(four) - 1))].astype(np.int64) if starts else at
-    )
-    topic_at = np.clip(body_at + body_len, 0, max(0, len(view) - 1))
-    data = np.frombuffer(view, np.uint8)
-    text_at = topic_at + 3 + data[topic_at] if starts else at
+    layout = RecordLayout(view[:end], np.diff(np.array([*starts, end], np.int64)))
+    head = layout.heads
     records = ScannedRecords(
         base,
         view,
-        at,
-        ends,
-        topic_at,
-        text_at,
+        layout.starts,
+        layout.ends,
+        layout.body_ends,
+        layout.text_begins,
         head["queue_id"].astype(np.int64),
         head["queue_offset"].astype(np.int64),
-        eight[at + 56 + born_extra].astype(np.int64),
-        sys_flags,
+        layout.field(">i8", layout.after_born + 56).astype(np.int64),
+        layout.sys_flags,
         head["crc"].astype(np.int64),
     )
-    return records, head
+    return records, layout
 
 
-def _first_bad(records: ScannedRecords, head: Array, check_crc: bool) -> int:
+def _first_bad(records: ScannedRecords, layout: RecordLayout, check_crc: bool) -> int:
     """Index of the first record that is not valid; the number of records when all are."""
     count = len(records)
     if not count:
         return 0
-    view, starts, ends = records.view, records.starts, records.ends
-    topic_len = records.text_at - records.topic_at - 3
-    two = np.ndarray((len(view) - 1,), ">i2", view, 0, (1,))
-    text_at = np.minimum(records.text_at, ends)
-    v6 = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
-    body_at = (
-        starts
-        + HEADER_BYTES
-        + 12 * ((records.sys_flags & SysFlag.BORN_HOST_V6) != 0)
-        + 12 * ((records.sys_flags & SysFlag.STORE_HOST_V6) != 0)
-    )
-    good = (
-        (records.topic_at >= body_at)
-        & (records.text_at <= ends)
-        & (topic_len > 0)
-        & (topic_len <= TOPIC_BYTES_MAX)
-    )
-    good &= two[text_at - 2] == ends - records.text_at
-    good &= head["log_offset"] == records.base + starts
-    good &= ((records.sys_flags & v6) != 0) | (head["body_len"] == records.topic_at - body_at)
+    topic_len = layout.topic_lengths
+    good = layout.fits & (topic_len > 0) & (topic_len <= TOPIC_BYTES_MAX)
+    good &= layout.heads["log_offset"] == records.base + layout.starts
     sound = count if good.all() else int((~good).argmax())
     if not check_crc or not sound:
         return sound
-    wrong = body_crcs(view, body_at[:sound], records.topic_at[:sound]) != records.crcs[:sound]
+    begins, ends = layout.body_begins[:sound], layout.body_ends[:sound]
+    wrong = body_crcs(records.view, begins, ends) != records.crcs[:sound]
     return int(wrong.argmax()) if wrong.any() else sound

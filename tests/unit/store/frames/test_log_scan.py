@@ -105,6 +105,17 @@ def test_a_long_run_of_one_size_ends_where_a_record_differs_is_cut_or_is_blank()
     assert len(scanned(damaged, Stop.BAD)) == 8_000
 
 
+def test_a_last_record_whose_hosts_would_lie_behind_its_end_is_bad() -> None:
+    log = log_of([("T", [7, 0])])
+    whole, last = scanned(log).starts.tolist()
+    log[last + 39] |= 0x30  # of SYSFLAG: both hosts have 16 bytes
+    del log[last + 112 :]
+    log[last : last + 4] = (112).to_bytes(4, "big")
+    found = scan_buffer(memoryview(log), BASE, LIMIT, True)
+    assert (found.stop, found.records.starts.tolist()) == (Stop.BAD, [whole])
+    assert "hosts of 20 and 20 bytes in a record of 112 bytes" in found.fault
+
+
 @pytest.mark.parametrize("mixed", [False, True])
 def test_the_first_zero_byte_in_topic_or_properties_ends_what_is_ours(mixed: bool) -> None:
     frames = [("T" * (1 + n % 40 if mixed else 5), [20]) for n in range(120)]
