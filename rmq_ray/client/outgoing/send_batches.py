@@ -105,8 +105,8 @@ def _column_values(given: Any) -> list[Any] | None:
 
 def _texts(count: int, tags: object, keys: object, properties: object) -> list[str]:
     """The property text of each of ``count`` bodies."""
-    if tags is None and keys is None and properties is None:
-        return [""] * count
+    if keys is None and properties is None and (tags is None or isinstance(tags, str)):
+        return ["" if tags is None else property_text(tags, NO_KEYS, None)] * count
     rows = (
         _column("tags", tags, count, str),
         _column("keys", keys, count, str),

@@ -6,7 +6,9 @@ them.
                             expression type, expression, attempt, 1 = the answer to this attempt
                             got lost, 2 = nobody waits for it any more]; count 0: only wait until
                             there is something; a group that is new begins, and the answer's field
-                            "skipped" tells what it does not read, where that is something
+                            "skipped" tells what it does not read, where that is something; one
+                            with a field "untaken" does not wait, and the answer's field of that
+                            name tells how many messages nobody has taken
                    answer   head length i32 | head | sizes, all leases' | records, back to back
                    head     msgpack [[topic, queue id, lease id, deadline ms, min offset, max
                             offset, count, bytes], ...]
@@ -50,6 +52,10 @@ LOST, WITHDRAWN = 1, 2
 _INT_MAX = 1 << 63
 SKIPPED_FIELD = "skipped"
 """Of the answer to a pop of 0 messages: how many a group that is new does not read."""
+UNTAKEN_FIELD = "untaken"
+"""Of a pop of 0 messages that only counts, and of its answer: how many messages nobody has taken,
+whatever their tags.
+"""
 
 
 class Settle(IntEnum):

@@ -40,6 +40,7 @@ from rmq_ray.remoting.wire.pops import (
     INVISIBLE_MS_MAX,
     INVISIBLE_MS_MIN,
     SKIPPED_FIELD,
+    UNTAKEN_FIELD,
     WITHDRAWN,
     LeaseHead,
     PopRecords,
@@ -141,6 +142,8 @@ class PopHandlers:
             return command.answer(
                 ResponseCode.PULL_RETRY_IMMEDIATELY, {SKIPPED_FIELD: str(skipped)}
             )
+        if pop.count_max == 0 and UNTAKEN_FIELD in (command.fields or {}):
+            return self._counted(pop, command)
         if pop.again == WITHDRAWN:
             return self._withdraw(pop, command)
         if pop.attempt in self._withdrawn:
@@ -347,6 +350,15 @@ class PopHandlers:
 
             self._ledger.queue(key, first)
         return sum(offset - store.bounds(key[1], key[2])[0] for key, offset in begun)
+
+    def _counted(self, pop: PopRecords, command: Command) -> Command:
+        """How much there is that nobody has taken."""
+        store, untaken = self._store(), 0
+        for key, queue in self._queues(store, pop):
+            low, high = store.bounds(key[1], key[2])
+            untaken += max(0, high - max(low, queue.next_offset))
+        code = ResponseCode.PULL_RETRY_IMMEDIATELY if untaken else ResponseCode.PULL_NOT_FOUND
+        return command.answer(code, {UNTAKEN_FIELD: str(untaken)})
 
     def _first(
         self, store: MessageStore, key: Key, pop: PopRecords, elsewhere_ms: int | None = None
