@@ -35,7 +35,7 @@ from rmq_ray.client.messages.received import untagged_bodies
 from rmq_ray.client.pop.patience import Patience, abandonable
 from rmq_ray.client.pop.receipts import ReceivedMessage, give_back_messages
 from rmq_ray.client.pop.simple_consumer import MESSAGES_MAX, SimpleConsumer
-from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.producer.bounded_producer import BoundedProducer
 from rmq_ray.clock import SYSTEM_CLOCK, seconds_to
 from rmq_ray.codec.values import BYTES, MSGPACK, TABLE, TENSOR, decode, encode
 from rmq_ray.config import Tls
@@ -46,6 +46,7 @@ from rmq_ray.errors import (
     GroupNotFound,
     RmqError,
     TopicExists,
+    TopicFull,
     TopicNotFound,
 )
 from rmq_ray.guard import why
@@ -73,7 +74,7 @@ class _Parts:
     """What a handle is connected with, in one process."""
 
     admin: Admin
-    producer: Producer
+    producer: BoundedProducer
     consumer: SimpleConsumer
     queue: MessageQueue
 
@@ -107,9 +108,10 @@ class Queue:
     call any method; a handle pickles as its settings and connects anew elsewhere; a context
     manager.
 
-    ``maxsize``: how many items it may hold, 0 = any number; with several putters at once it may be
-    passed by as many. Values: bytes, what JSON has, ``pyarrow.Table``, numpy arrays of numbers;
-    with ``pickle=True`` anything else, too, and what others pickled is unpickled: trust them.
+    ``maxsize``: how many items it may hold for this handle's puts, 0 = any number; the broker
+    counts as it writes, so putters at the same time do not pass it. Values: bytes, what JSON has,
+    ``pyarrow.Table``, numpy arrays of numbers; with ``pickle=True`` anything else, too, and what
+    others pickled is unpickled: trust them.
     ``prefetch``: how many items this handle may take in advance, for who gets one after the other:
     a request brings as many, and the broker hears within 5 ms that they were handed out. What is
     taken in advance is nobody else's, for 30 s at most.
@@ -158,6 +160,8 @@ class Queue:
         self._undelivered: deque[Any] = deque()
         """Items that are taken and whose getter was cancelled just then."""
         self._ahead_until_ms = 0.0
+        self._counted = False
+        """Whether all brokers are known to count what is untaken."""
         self._lock = threading.Lock()
         self._parts: _Parts | None = None
 
@@ -207,8 +211,11 @@ class Queue:
         ``timeout`` seconds, None = for ever, ``block=False`` = not at all; then ``Full``.
         """
         parts, (body, tag) = self._connected(), self._encoded(item)
-        self._wait_for_room(1, _seconds(block, timeout))
-        parts.producer.send(self.name, body, tag=tag, queue=parts.queue)
+        wait_s = _seconds(block, timeout)
+        if self.maxsize:
+            self._put_within(parts, [body], tag, wait_s)
+        else:
+            parts.producer.send(self.name, body, tag=tag, queue=parts.queue)
 
     async def put_async(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
         """The same for an event loop."""
@@ -225,8 +232,9 @@ class Queue:
         if not isinstance(items, Iterable):
             raise TypeError("items must be an iterable")
         parts, (bodies, tags) = self._connected(), self._encoded_all(list(items))
-        if bodies:
-            self._wait_for_room(len(bodies), 0)
+        if bodies and self.maxsize:
+            self._put_within(parts, bodies, tags, 0)
+        elif bodies:
             parts.producer.send_batch(self.name, bodies, parts.queue, tags=tags)
 
     # --- getting ----------------------------------------------------------------------------------
@@ -358,7 +366,7 @@ class Queue:
                 self.name,
             )
         first = min(queue.broker_name for queue in route.queues)
-        producer = Producer(discovery=self._discovery, batch_bytes_max=BATCH_BYTES)
+        producer = BoundedProducer(discovery=self._discovery, batch_bytes_max=BATCH_BYTES)
         producer.start()
         consumer = SimpleConsumer(
             self.name,
@@ -441,9 +449,43 @@ class Queue:
             )
         return gateway.unpack(message.body)
 
+    def _put_within(
+        self, parts: _Parts, bodies: list[bytes], tags: str | list[str | None] | None, wait_s: float
+    ) -> None:
+        """Put all of them where they have room, judged by the broker as it writes them. One that
+        does not count what is untaken is of an earlier release: judged here, before.
+        """
+        count, end_ms = len(bodies), SYSTEM_CLOCK.monotonic_ms() + wait_s * 1_000
+        while True:  # ends: put, or the time is over
+            elsewhere = self._untaken_elsewhere(parts)
+            if elsewhere is None:
+                self._wait_for_room(count, seconds_to(SYSTEM_CLOCK, end_ms))
+                parts.producer.send_batch(self.name, bodies, parts.queue, tags=tags)
+                return
+            room = self.maxsize - self._held() - elsewhere
+            try:
+                if room >= count:
+                    parts.producer.send_within(room, parts.queue, bodies, tags)
+                    return
+            except TopicFull as error:
+                full: Exception | None = error
+            else:
+                full = None
+            left_s = seconds_to(SYSTEM_CLOCK, end_ms)
+            if left_s <= 0 or count > self.maxsize:
+                raise Full(f"{self!r} has no room for {count} more, of {self.maxsize}") from full
+            self._wait_for_room(count, left_s)
+
+    def _untaken_elsewhere(self, parts: _Parts) -> int | None:
+        """Items of other senders that nobody took, at brokers that are not the queue's. None where
+        one does not count: it is of an earlier release, or does not answer now.
+        """
+        if not self._counted and parts.consumer.untaken() is None:
+            return None
+        self._counted = True
+        return parts.consumer.untaken(but=parts.queue.broker_name)
+
     def _wait_for_room(self, count: int, wait_s: float) -> None:
-        if not self.maxsize:
-            return
         end_ms, pause_s = SYSTEM_CLOCK.monotonic_ms() + wait_s * 1_000, PAUSE_S[0]
         while (size := self.size()) + count > self.maxsize:  # ends: at the end of the time
             left_s = (end_ms - SYSTEM_CLOCK.monotonic_ms()) / 1_000

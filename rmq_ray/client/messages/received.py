@@ -516,10 +516,12 @@ def untagged_bodies(messages: Sequence[MessageExt]) -> list[bytes] | None:
     """
     found: list[bytes] = []
     for page, some in groupby(messages, attrgetter("_page")):
-        raw, begins, ends = page.raw, page.body_at, page.body_end
-        if page.compressed or raw.find(_TAGS_MARK, begins[0]) >= 0:
+        raw, begins, ends, stops = page.raw, page.body_at, page.body_end, page.at
+        indices = list(map(attrgetter("_i"), some))
+        texts = b"".join([raw[ends[i] : stops[i + 1]] for i in indices])
+        if page.compressed or _TAGS_MARK in texts:
             return None
-        found += [raw[begins[i] : ends[i]] for i in map(attrgetter("_i"), some)]
+        found += [raw[begins[i] : ends[i]] for i in indices]
     return found
 
 

@@ -293,20 +293,24 @@ class SimpleConsumer(GroupConsumer[PopEngine]):
         if isinstance(message, ReceivedMessage):
             message.ack()
 
-    def untaken(self) -> int | None:
+    def untaken(self, but: str = "") -> int | None:
         """How many messages nobody has taken, as it was a moment ago: those that come again among
         them, whatever their tags. None where a broker does not tell now: it was not upgraded yet,
-        or does not answer.
+        or does not answer. ``but``: a broker name that is left out.
         """
         engine, pop = self._running(), self._pop(0, INVISIBLE_MS_MIN)
-        try:
-            brokers = self._brokers(engine.client)
-            if self._begin_at(engine.pops, pop, brokers):
+        for _ in range(STALE_TRIES):
+            try:
+                brokers = [name for name in self._brokers(engine.client) if name != but]
+                if self._begin_at(engine.pops, pop, brokers):
+                    return None
+                told = [engine.pops.untaken(broker_name, pop) for broker_name in brokers]
+                return sum(one for one in told if one is not None) if None not in told else None
+            except SubscriptionStale:  # a broker that knows no member yet, or any more
+                engine.client.heartbeat()
+            except RmqError:
                 return None
-            told = [engine.pops.untaken(broker_name, pop) for broker_name in brokers]
-        except RmqError:
-            return None
-        return sum(count for count in told if count is not None) if None not in told else None
+        return None
 
     def knows(self, topic: str) -> bool:
         """Whether a name server knows the topic now."""

@@ -27,8 +27,9 @@ pure; records are not copied; ``unpack_*`` raises ``MalformedFrame`` and nothing
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
+from operator import attrgetter
 from struct import Struct
 from typing import Any, NamedTuple
 
@@ -90,6 +91,9 @@ class PopRecords:
     again: int = 0
 
 
+_values_of = attrgetter(*(field.name for field in fields(PopRecords)))
+
+
 class LeaseHead(NamedTuple):
     """One lease of an answer: so many ``records`` of ``size`` bytes in all."""
 
@@ -124,7 +128,7 @@ class Settlement(NamedTuple):
 
 def pack_pop(pop: PopRecords) -> bytes:
     """Request body of POP_RECORDS."""
-    packed: bytes = msgpack.packb(list(astuple(pop)))
+    packed: bytes = msgpack.packb(_values_of(pop))
     return packed
 
 

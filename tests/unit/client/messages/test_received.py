@@ -105,7 +105,7 @@ def test_compressed_bodies_are_inflated() -> None:
 
 def test_bodies_without_tags_are_read_at_once_from_several_pages_and_parts_of_them() -> None:
     first = page(record(QUEUE, 0, b"a"), record(QUEUE, 1, b"b")).messages()
-    second = page(*(record(QUEUE, n, b"%d" % n) for n in range(300))).messages()
+    second = page(*(record(QUEUE, n, b"TAGS\x01%d" % n) for n in range(300))).messages()
     some = [first[1], *second[7:], second[3], first[0]]
     assert untagged_bodies(some) == [message.body for message in some]
     assert untagged_bodies([]) == []
@@ -115,7 +115,7 @@ def test_a_tag_a_compressed_body_and_what_looks_like_a_tag_are_left_to_each_mess
     packed = record(QUEUE, 0, zlib.compress(b"x"), sys_flag=SysFlag.COMPRESSED)
     for other in (
         record(QUEUE, 1, b"b", "TAGS\x01paid"),
-        record(QUEUE, 1, b"TAGS\x01"),
+        record(QUEUE, 1, b"b", "MYTAGS\x01paid"),
         packed,
     ):
         messages = page(record(QUEUE, 0, b"a")).messages() + page(other).messages()
