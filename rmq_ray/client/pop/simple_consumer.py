@@ -294,9 +294,9 @@ class SimpleConsumer(GroupConsumer[PopEngine]):
             message.ack()
 
     def untaken(self, but: str = "") -> int | None:
-        """How many messages nobody has taken, as it was a moment ago: those that come again among
-        them, whatever their tags. None where a broker does not tell now: it was not upgraded yet,
-        or does not answer. ``but``: a broker name that is left out.
+        """See ``PopClient.untaken``: the sum of all brokers but the one named ``but``, as it was a
+        moment ago, what comes again included. None where one does not tell now: it was not upgraded
+        yet, or does not answer.
         """
         engine, pop = self._running(), self._pop(0, INVISIBLE_MS_MIN)
         for _ in range(STALE_TRIES):
