@@ -97,7 +97,7 @@ class RecordsHandlers:
                 return None
             path.admit(len(records))
             if path.topics.bounded:
-                path.slots.admit(first_record(records)[0], len(sizes), len(records))
+                admit = self._within_slots(len(sizes), len(records), admit)
             began = path.fast.now()
             host = (peer.host, peer.port)
             result = store.append_frame(records, sizes, host, parts_of, admit)
@@ -125,6 +125,16 @@ class RecordsHandlers:
             command, result.end_log_offset, len(records), lambda code: _send(peer, answer, code)
         )
         return None
+
+    def _within_slots(self, count: int, size: int, admit: Admit | None) -> Admit:
+        """A frame that is stored already has its slots: only what is written is judged."""
+
+        def judged(topic: str, end: int) -> None:
+            self._path.slots.admit(topic, count, size)
+            if admit is not None:
+                admit(topic, end)
+
+        return judged
 
     def _admitted_records(
         self, command: Command, peer: Peer, records: memoryview, count: int
