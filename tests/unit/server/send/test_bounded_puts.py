@@ -35,6 +35,7 @@ from rmq_ray.remoting.wire.pops import (
 )
 from tests.support.brokers.broker_bench import Bench
 from tests.support.faults.fake_peer import FakePeer
+from tests.support.waiting import eventually
 
 QUEUE = "jobs"
 """The group that takes has the topic's name."""
@@ -80,6 +81,15 @@ def flush(bench: Bench) -> None:
     bench.offload.drain()
 
 
+def came_again(bench: Bench, untaken: int) -> bool:
+    """Whether so many wait; threads of the store are at it, and the clock stands still without
+    this.
+    """
+    bench.clock.advance_ms(50)
+    flush(bench)
+    return bench.core.pops.handlers.untaken(QUEUE, QUEUE) == untaken
+
+
 def pop(bench: Bench, getter: FakePeer, count: int) -> list[LeasedRecords]:
     flush(bench)
     body = pack_pop(PopRecords(QUEUE, QUEUE, count, 1 << 20, 30_000))
@@ -117,11 +127,7 @@ def test_what_was_taken_leaves_room_and_what_comes_again_takes_it(
     head = leased.head
     row = Settlement(QUEUE, 0, head.lease_id, int(Settle.CHANGE), b"\x01", 0)
     assert bench.ask(Code.SETTLE_POPPED, None, pack_settle(QUEUE, [row]), getter).code == 0
-    for _ in range(100):
-        if bench.core.pops.handlers.untaken(QUEUE, QUEUE) == 4:
-            break
-        bench.clock.advance_ms(50)
-        flush(bench)
+    assert eventually(lambda: came_again(bench, 4))
     assert put(bench, 4) == ResponseCode.NO_ROOM
     assert put(bench, 5) == 0
 
