@@ -63,7 +63,10 @@ KEPT_MS = 25_000.0
 """What was taken in advance and not handed out by then is left to come again."""
 WAIT_S = 20.0
 BATCH_BYTES = 4 << 20
-"""A batch up to here is one frame: stored whole or not at all. As long as one message may be."""
+"""A batch up to here, 140 bytes more for each item, is one frame: stored whole or not at all. As
+long as one message may be.
+"""
+STORED_AT = 2  # of the error of a call of which other frames are stored: what is
 RETRIES_MAX = (1 << 31) - 1
 PAUSE_S = 0.005, 0.25
 _living: weakref.WeakSet[Queue] = weakref.WeakSet()
@@ -456,6 +459,7 @@ class Queue:
         does not count what is untaken is of an earlier release: judged here, before.
         """
         count, end_ms = len(bodies), SYSTEM_CLOCK.monotonic_ms() + wait_s * 1_000
+        pause_s = PAUSE_S[0]
         while True:  # ends: put, or the time is over
             elsewhere = self._untaken_elsewhere(parts)
             if elsewhere is None:
@@ -468,13 +472,18 @@ class Queue:
                     parts.producer.send_within(room, parts.queue, bodies, tags)
                     return
             except TopicFull as error:
+                if len(error.args) > STORED_AT:  # the topic has slots: a part of the batch is there
+                    raise
                 full: Exception | None = error
             else:
                 full = None
             left_s = seconds_to(SYSTEM_CLOCK, end_ms)
             if left_s <= 0 or count > self.maxsize:
                 raise Full(f"{self!r} has no room for {count} more, of {self.maxsize}") from full
-            self._wait_for_room(count, left_s)
+            # the broker judges what is written, ``size`` what is visible: that may say room still
+            threading.Event().wait(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, PAUSE_S[1])
+            self._wait_for_room(count, seconds_to(SYSTEM_CLOCK, end_ms))
 
     def _untaken_elsewhere(self, parts: _Parts) -> int | None:
         """Items of other senders that nobody took, at brokers that are not the queue's. None where

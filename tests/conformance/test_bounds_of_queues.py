@@ -149,6 +149,16 @@ def test_a_batch_of_several_frames_is_judged_as_one(cluster: LiveCluster) -> Non
             assert jobs.full() and jobs.get_nowait_batch(6) == items
 
 
+def test_a_batch_of_which_a_part_is_stored_is_not_called_full(cluster: LiveCluster) -> None:
+    items = [bytes([number]) * (1 << 20) for number in range(6)]
+    with queue(cluster, "slots", 20) as jobs:
+        jobs.empty()
+        jobs._connected().admin.alter_topic("slots", slots=1)
+        with pytest.raises(rmq.TopicFull, match="stored"):
+            jobs.put_nowait_batch(items)
+        assert 0 < jobs.size() < 6
+
+
 def test_a_broker_of_an_earlier_release_is_asked_before(
     cluster: LiveCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
