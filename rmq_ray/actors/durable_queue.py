@@ -18,7 +18,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -31,10 +31,11 @@ from rmq_ray.actors import gateway
 from rmq_ray.actors.access_keys import SecretKey
 from rmq_ray.actors.discovery import discovery_for
 from rmq_ray.client.admin.admin import Admin
+from rmq_ray.client.messages.received import untagged_bodies
 from rmq_ray.client.pop.patience import Patience, abandonable
 from rmq_ray.client.pop.receipts import ReceivedMessage, give_back_messages
 from rmq_ray.client.pop.simple_consumer import MESSAGES_MAX, SimpleConsumer
-from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.producer.bounded_producer import BoundedProducer
 from rmq_ray.clock import SYSTEM_CLOCK, seconds_to
 from rmq_ray.codec.values import BYTES, MSGPACK, TABLE, TENSOR, decode, encode
 from rmq_ray.config import Tls
@@ -45,11 +46,11 @@ from rmq_ray.errors import (
     GroupNotFound,
     RmqError,
     TopicExists,
+    TopicFull,
     TopicNotFound,
 )
 from rmq_ray.guard import why
 from rmq_ray.model.ids import MessageQueue
-from rmq_ray.model.message import Message
 from rmq_ray.ports import Discovery
 from rmq_ray.protocol.validators import check_group, check_topic
 
@@ -61,6 +62,11 @@ TAKEN_S = 30.0
 KEPT_MS = 25_000.0
 """What was taken in advance and not handed out by then is left to come again."""
 WAIT_S = 20.0
+BATCH_BYTES = 4 << 20
+"""A batch up to here, 140 bytes more for each item, is one frame: stored whole or not at all. As
+long as one message may be.
+"""
+STORED_AT = 2  # of the error of a call of which other frames are stored: what is
 RETRIES_MAX = (1 << 31) - 1
 PAUSE_S = 0.005, 0.25
 _living: weakref.WeakSet[Queue] = weakref.WeakSet()
@@ -71,25 +77,23 @@ class _Parts:
     """What a handle is connected with, in one process."""
 
     admin: Admin
-    producer: Producer
+    producer: BoundedProducer
     consumer: SimpleConsumer
     queue: MessageQueue
 
-    def untaken(self) -> dict[MessageQueue, tuple[int, int]]:
-        """(offset of the first item that nobody took, the end) of each queue that the group knows,
-        those of what comes again among them.
+    def untaken(self) -> int:
+        """Items that nobody took, those that come again among them: as administration asks for it,
+        where a broker does not tell its consumers.
         """
-        try:
-            rows = self.admin.group_lag(self.queue.topic)
-        except GroupNotFound:
-            rows = []
-        return {
-            MessageQueue(row["topic"], row["broker"], row["queue"]): (
-                row["taken"],
-                row["max_offset"],
-            )
-            for row in rows
-        }
+        name, found = self.queue.topic, dict[MessageQueue, tuple[int, int]]()
+        with suppress(GroupNotFound):
+            for row in self.admin.group_lag(name):
+                queue = MessageQueue(row["topic"], row["broker"], row["queue"])
+                found[queue] = row["taken"], row["max_offset"]
+        for queue, stats in self.admin.topic_stats(name).items():
+            taken, end = found.get(queue, (0, 0))
+            found[queue] = max(taken, stats.min_offset), max(end, stats.max_offset)
+        return sum(max(0, end - taken) for taken, end in found.values())
 
 
 def _pickled(item: Any) -> bytes:
@@ -107,9 +111,10 @@ class Queue:
     call any method; a handle pickles as its settings and connects anew elsewhere; a context
     manager.
 
-    ``maxsize``: how many items it may hold, 0 = any number; with several putters at once it may be
-    passed by as many. Values: bytes, what JSON has, ``pyarrow.Table``, numpy arrays of numbers;
-    with ``pickle=True`` anything else, too, and what others pickled is unpickled: trust them.
+    ``maxsize``: how many items it may hold for this handle's puts, 0 = any number; the broker
+    counts as it writes, so putters at the same time do not pass it. Values: bytes, what JSON has,
+    ``pyarrow.Table``, numpy arrays of numbers; with ``pickle=True`` anything else, too, and what
+    others pickled is unpickled: trust them.
     ``prefetch``: how many items this handle may take in advance, for who gets one after the other:
     a request brings as many, and the broker hears within 5 ms that they were handed out. What is
     taken in advance is nobody else's, for 30 s at most.
@@ -158,6 +163,8 @@ class Queue:
         self._undelivered: deque[Any] = deque()
         """Items that are taken and whose getter was cancelled just then."""
         self._ahead_until_ms = 0.0
+        self._counted = False
+        """Whether all brokers are known to count what is untaken."""
         self._lock = threading.Lock()
         self._parts: _Parts | None = None
 
@@ -187,11 +194,8 @@ class Queue:
         dies that is counted again when it comes again, after 30 s.
         """
         parts = self._connected()
-        found = parts.untaken()
-        for queue, stats in parts.admin.topic_stats(self.name).items():
-            taken, end = found.get(queue, (0, 0))
-            found[queue] = max(taken, stats.min_offset), max(end, stats.max_offset)
-        return _count(found) + self._held()
+        told = parts.consumer.untaken()
+        return (parts.untaken() if told is None else told) + self._held()
 
     qsize = size
 
@@ -209,9 +213,12 @@ class Queue:
         """Returns when the broker has the item. While the queue is full it waits for room:
         ``timeout`` seconds, None = for ever, ``block=False`` = not at all; then ``Full``.
         """
-        parts, message = self._connected(), self._message(item)
-        self._wait_for_room(1, _seconds(block, timeout))
-        parts.producer.send(message, queue=parts.queue)
+        parts, (body, tag) = self._connected(), self._encoded(item)
+        wait_s = _seconds(block, timeout)
+        if self.maxsize:
+            self._put_within(parts, [body], tag, wait_s)
+        else:
+            parts.producer.send(self.name, body, tag=tag, queue=parts.queue)
 
     async def put_async(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
         """The same for an event loop."""
@@ -222,15 +229,16 @@ class Queue:
         self.put(item, block=False)
 
     def put_nowait_batch(self, items: Iterable[Any]) -> None:
-        """All of them, in their order, in one request each MiB; ``Full`` where not all have
+        """All of them, in their order, in one request for each 4 MiB; ``Full`` where not all have
         room.
         """
         if not isinstance(items, Iterable):
             raise TypeError("items must be an iterable")
-        parts, messages = self._connected(), [self._message(item) for item in items]
-        if messages:
-            self._wait_for_room(len(messages), 0)
-            parts.producer.send_batch(messages, parts.queue)
+        parts, (bodies, tags) = self._connected(), self._encoded_all(list(items))
+        if bodies and self.maxsize:
+            self._put_within(parts, bodies, tags, 0)
+        elif bodies:
+            parts.producer.send_batch(self.name, bodies, parts.queue, tags=tags)
 
     # --- getting ----------------------------------------------------------------------------------
 
@@ -284,7 +292,7 @@ class Queue:
             raise TypeError("num_items must be an int")
         if num_items < 0:
             raise ValueError("num_items must not be negative")
-        if num_items and not self._has(num_items):
+        if num_items and self.size() < num_items:
             raise Empty(f"{self!r} has fewer than {num_items} items")
         early = self._next_undelivered(num_items)
         try:
@@ -296,13 +304,16 @@ class Queue:
     def _take(self, count: int) -> list[Any]:
         """So many from what was taken in advance and from the brokers."""
         consumer, found = self._connected().consumer, self._next_ahead(count)
-        while len(found) < count:  # ends: each round finds something, or it raises
-            wanted = min(MESSAGES_MAX, count - len(found))
-            more = consumer.receive(wanted, invisible=TAKEN_S, wait=0)
-            if not more:  # another one was quicker
-                give_back_messages(found)
-                raise Empty(f"{self!r} has fewer items than were asked for")
-            found += more
+        try:
+            while len(found) < count:  # ends: each round finds something, or it raises
+                wanted = min(MESSAGES_MAX, count - len(found))
+                more = consumer.receive(wanted, invisible=TAKEN_S, wait=0)
+                if not more:  # another one was quicker
+                    raise Empty(f"{self!r} has fewer items than were asked for")
+                found += more
+        except BaseException:
+            give_back_messages(found)
+            raise
         return self._taken(found) if found else []
 
     # --- life -------------------------------------------------------------------------------------
@@ -323,7 +334,8 @@ class Queue:
         parts.consumer.close()
         early = self._next_undelivered(len(self._undelivered))
         if early and admin is None:
-            parts.producer.send_batch([self._message(item) for item in early], parts.queue)
+            bodies, tags = self._encoded_all(early)
+            parts.producer.send_batch(self.name, bodies, parts.queue, tags=tags)
         parts.producer.close()
         if admin is not None:
             admin.delete_topic(self.name)
@@ -357,7 +369,7 @@ class Queue:
                 self.name,
             )
         first = min(queue.broker_name for queue in route.queues)
-        producer = Producer(discovery=self._discovery)
+        producer = BoundedProducer(discovery=self._discovery, batch_bytes_max=BATCH_BYTES)
         producer.start()
         consumer = SimpleConsumer(
             self.name,
@@ -369,31 +381,36 @@ class Queue:
         consumer.start()
         return _Parts(admin, producer, consumer, MessageQueue(self.name, first, 0))
 
-    def _message(self, item: Any) -> Message:
+    def _encoded(self, item: Any) -> tuple[bytes, str | None]:
+        """Body and tag."""
         try:
             body, kind = encode(item)
         except ClientError:
             if not self._pickle:
                 raise
             body, kind = _pickled(item), PICKLE
-        return Message(self.name, body, tag=None if kind == BYTES else kind)
+        return body, None if kind == BYTES else kind
+
+    def _encoded_all(self, items: list[Any]) -> tuple[list[bytes], str | list[str | None] | None]:
+        """Bodies, and their tags: one where all have the same."""
+        if set(map(type, items)) == {bytes} and all(items):
+            return items, None
+        pairs = [self._encoded(item) for item in items]
+        tags = [tag for _, tag in pairs]
+        alike = tags.count(tags[0]) == len(tags) if tags else False
+        return [body for body, _ in pairs], tags[0] if alike else tags
 
     def _taken(self, found: list[ReceivedMessage]) -> list[Any]:
         """Their values, once the broker knows that they are taken."""
         try:
-            values = [self._value(message) for message in found]
+            values = untagged_bodies(found)
+            if values is None:
+                values = [self._value(message) for message in found]
             self._connected().consumer.ack_all(found, wait=not self.prefetch)
         except BaseException:  # also interrupted: what is not taken yet is somebody else's
             give_back_messages(found)
             raise
         return values
-
-    def _has(self, count: int) -> bool:
-        """Whether so many wait; of one request where the broker knows the group. What retention
-        took still counts for it.
-        """
-        known = _count(self._connected().untaken()) + self._held()
-        return known >= count or self.size() >= count
 
     def _held(self) -> int:
         """Items that this handle has and handed to nobody."""
@@ -435,9 +452,49 @@ class Queue:
             )
         return gateway.unpack(message.body)
 
+    def _put_within(
+        self, parts: _Parts, bodies: list[bytes], tags: str | list[str | None] | None, wait_s: float
+    ) -> None:
+        """Put all of them where they have room, judged by the broker as it writes them. One that
+        does not count what is untaken is of an earlier release: judged here, before.
+        """
+        count, end_ms = len(bodies), SYSTEM_CLOCK.monotonic_ms() + wait_s * 1_000
+        pause_s = PAUSE_S[0]
+        while True:  # ends: put, or the time is over
+            elsewhere = self._untaken_elsewhere(parts)
+            if elsewhere is None:
+                self._wait_for_room(count, seconds_to(SYSTEM_CLOCK, end_ms))
+                parts.producer.send_batch(self.name, bodies, parts.queue, tags=tags)
+                return
+            room = self.maxsize - self._held() - elsewhere
+            try:
+                if room >= count:
+                    parts.producer.send_within(room, parts.queue, bodies, tags)
+                    return
+            except TopicFull as error:
+                if len(error.args) > STORED_AT:  # the topic has slots: a part of the batch is there
+                    raise
+                full: Exception | None = error
+            else:
+                full = None
+            left_s = seconds_to(SYSTEM_CLOCK, end_ms)
+            if left_s <= 0 or count > self.maxsize:
+                raise Full(f"{self!r} has no room for {count} more, of {self.maxsize}") from full
+            # the broker judges what is written, ``size`` what is visible: that may say room still
+            threading.Event().wait(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, PAUSE_S[1])
+            self._wait_for_room(count, seconds_to(SYSTEM_CLOCK, end_ms))
+
+    def _untaken_elsewhere(self, parts: _Parts) -> int | None:
+        """Items of other senders that nobody took, at brokers that are not the queue's. None where
+        one does not count: it is of an earlier release, or does not answer now.
+        """
+        if not self._counted and parts.consumer.untaken() is None:
+            return None
+        self._counted = True
+        return parts.consumer.untaken(but=parts.queue.broker_name)
+
     def _wait_for_room(self, count: int, wait_s: float) -> None:
-        if not self.maxsize:
-            return
         end_ms, pause_s = SYSTEM_CLOCK.monotonic_ms() + wait_s * 1_000, PAUSE_S[0]
         while (size := self.size()) + count > self.maxsize:  # ends: at the end of the time
             left_s = (end_ms - SYSTEM_CLOCK.monotonic_ms()) / 1_000
@@ -445,10 +502,6 @@ class Queue:
                 raise Full(f"{self!r} has {size} items, {count} more are over {self.maxsize}")
             threading.Event().wait(min(pause_s, left_s))
             pause_s = min(2 * pause_s, PAUSE_S[1])
-
-
-def _count(untaken: Mapping[MessageQueue, tuple[int, int]]) -> int:
-    return sum(max(0, end - taken) for taken, end in untaken.values())
 
 
 def _seconds(block: bool, timeout: float | None) -> float:

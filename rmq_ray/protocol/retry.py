@@ -57,7 +57,7 @@ NAMED_MAX = 6  # attempts that an error names one by one
 ) = 1, 2, 13, 14, 16, 17
 NO_BUYER_ID, NOT_IN_CURRENT_UNIT, FLOW_CONTROL = 204, 205, 215
 DUPLICATE_MISMATCH, STILL_RECOVERING, BAD_RECORDS, NOT_AUTHORIZED = 20001, 20002, 20003, 20004
-TOPIC_FULL = 20090
+TOPIC_FULL, NO_ROOM = 20090, 20091
 
 TRANSIENT_CODES = frozenset(
     (SYSTEM_BUSY, SERVICE_NOT_AVAILABLE, FLOW_CONTROL, STILL_RECOVERING, TOPIC_FULL)
@@ -277,6 +277,8 @@ def refusal(code: int, reason: str, topic: str) -> SendError:
             f"{reason} (code {code}): topic {topic!r} or its broker is not writable",
             topic,
         )
+    if code == NO_ROOM:
+        return TopicFull(f"{reason} (code {code})", topic)
     if code == TOPIC_FULL:
         return TopicFull(
             f"{reason} (code {code}): nothing was written; let its consumers acknowledge, wait "

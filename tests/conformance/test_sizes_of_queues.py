@@ -9,14 +9,23 @@ import pytest
 from ray.util.queue import Empty
 
 import rmq_ray as rmq
+from rmq_ray.client.pop.simple_consumer import SimpleConsumer
 from rmq_ray.client.producer.producer import Producer
 from tests.support.brokers.live_cluster import LiveCluster
 from tests.support.waiting import eventually
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
-    with LiveCluster(tmp_path_factory.mktemp("live"), brokers=2) as live:
+@pytest.fixture(scope="module", params=["told", "asked"])
+def cluster(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[LiveCluster]:
+    """Its brokers tell what nobody took, or, as they were before, administration has to ask."""
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        LiveCluster(tmp_path_factory.mktemp("live"), brokers=2) as live,
+    ):
+        if request.param == "asked":
+            patch.setattr(SimpleConsumer, "untaken", lambda _self: None)
         yield live
 
 

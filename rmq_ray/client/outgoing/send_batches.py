@@ -105,8 +105,8 @@ def _column_values(given: Any) -> list[Any] | None:
 
 def _texts(count: int, tags: object, keys: object, properties: object) -> list[str]:
     """The property text of each of ``count`` bodies."""
-    if tags is None and keys is None and properties is None:
-        return [""] * count
+    if keys is None and properties is None and (tags is None or isinstance(tags, str)):
+        return ["" if tags is None else property_text(tags, NO_KEYS, None)] * count
     rows = (
         _column("tags", tags, count, str),
         _column("keys", keys, count, str),
@@ -247,11 +247,13 @@ def _plain_bodies(
 def _cut(
     bodies: list[bytes], texts: list[str], flags: list[int] | None, bytes_max: int
 ) -> list[FrameParts]:
+    count = len(bodies)
+    size = sum(map(len, bodies)) + sum(map(len, texts)) + RECORD_OVERHEAD * count
+    if count <= FRAME_RECORDS_MAX and size <= bytes_max:
+        return [(bodies, texts, flags)]
     sizes = [
         len(body) + len(text) + RECORD_OVERHEAD for body, text in zip(bodies, texts, strict=True)
     ]
-    if len(bodies) <= FRAME_RECORDS_MAX and sum(sizes) <= bytes_max:
-        return [(bodies, texts, flags)]
     frames: list[FrameParts] = []
     begin, filled = 0, 0
     for index, size in enumerate(sizes):

@@ -105,7 +105,7 @@ class RecordsPayload:
     record.
     """
 
-    __slots__ = ("_queue_id", "_records", "frame_id", "message_ids", "sizes", "topic")
+    __slots__ = ("_queue_id", "_records", "fields", "frame_id", "message_ids", "sizes", "topic")
 
     def __init__(
         self,
@@ -120,6 +120,7 @@ class RecordsPayload:
         self.frame_id = frame_id
         self.message_ids = message_ids
         self.sizes = sizes
+        self.fields: dict[str, str] | None = None  # of the request's header
         self._queue_id = queue_id
         self._records: bytes | bytearray | memoryview = records
 
@@ -127,9 +128,8 @@ class RecordsPayload:
         """See ``FramePayload``."""
         if queue.queue_id != self._queue_id:
             self._retarget(queue.queue_id)
-        return Command(
-            RequestCode.SEND_RECORDS, body=pack_send(self._records, self.sizes), serialize=BINARY
-        )
+        body = pack_send(self._records, self.sizes)
+        return Command(RequestCode.SEND_RECORDS, fields=self.fields, body=body, serialize=BINARY)
 
     def stored_at(self, answer: Command) -> tuple[int, int]:
         """See ``FramePayload``."""

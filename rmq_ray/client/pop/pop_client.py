@@ -54,6 +54,7 @@ from rmq_ray.remoting.wire.headers import GroupKnown
 from rmq_ray.remoting.wire.pops import (
     LOST,
     SKIPPED_FIELD,
+    UNTAKEN_FIELD,
     WITHDRAWN,
     LeasedRecords,
     PopRecords,
@@ -192,6 +193,18 @@ class PopClient:
         if answer.code not in NOTHING:
             raise _refusal(broker_name, answer)
         return int((answer.fields or {}).get(SKIPPED_FIELD, 0))
+
+    def untaken(self, broker_name: str, pop: PopRecords) -> int | None:
+        """How many messages of the broker nobody has taken; None where it does not tell. Raises
+        what ``pop`` does.
+        """
+        command = _command(replace(pop, count_max=0, wait_ms=0))
+        command.fields = {UNTAKEN_FIELD: "1"}
+        answer = self._client.invoke(self._address(broker_name), command, ANSWER_MS)
+        if answer.code not in NOTHING:
+            raise _refusal(broker_name, answer)
+        told = (answer.fields or {}).get(UNTAKEN_FIELD)
+        return None if told is None else int(told)
 
     def _missed_at(self, broker_name: str) -> int | None:
         try:

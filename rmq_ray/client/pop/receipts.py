@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
+from itertools import groupby, repeat
+from operator import attrgetter
 from typing import Protocol
 
 from rmq_ray.client.messages.received import MessageExt, PulledPage
@@ -154,13 +155,8 @@ def ack_messages(messages: Iterable[ReceivedMessage], wait: bool) -> None:
     """Acknowledge all of them, one request a broker. Raises as ``ReceivedMessage.ack``."""
     picked: dict[ClientLease, list[int]] = {}
     try:
-        for message in messages:
-            lease = message._lease
-            indices = picked.get(lease)
-            if indices is None:
-                picked[lease] = [message._i]
-            else:
-                indices.append(message._i)
+        for lease, some in groupby(messages, attrgetter("_lease")):
+            picked.setdefault(lease, []).extend(map(attrgetter("_i"), some))
     except (TypeError, AttributeError):
         raise ClientError(
             f"ack_all() takes messages that receive() returned, not {messages!r:.80}",

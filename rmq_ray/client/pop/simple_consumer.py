@@ -49,6 +49,7 @@ from rmq_ray.errors import (
     ConfigError,
     ConsumeError,
     RemotingError,
+    RmqError,
     SubscriptionStale,
     TopicNotFound,
 )
@@ -235,20 +236,8 @@ class SimpleConsumer(GroupConsumer[PopEngine]):
             )
         invisible_ms = delay_ms("invisible", invisible, INVISIBLE_MS_MIN)
         deadline_ms = self._clock.monotonic_ms() + delay_ms("wait", wait, 0)
-        engine = self._running()
-        pop = PopRecords(
-            self._group,
-            self._topic,
-            max_messages,
-            PAGE_BYTES,
-            invisible_ms,
-            0,
-            int(self._start_from is STARTS["first"]),
-            self._retries_max,
-            self._subscription.expression_type,
-            self._subscription.expression,
-        )
-        found = self._receive(engine, pop, deadline_ms, patience)
+        pop = self._pop(max_messages, invisible_ms)
+        found = self._receive(self._running(), pop, deadline_ms, patience)
         if patience is not None and found and not patience.take():
             give_back_messages(found)
             return []
@@ -303,6 +292,25 @@ class SimpleConsumer(GroupConsumer[PopEngine]):
             )
         if isinstance(message, ReceivedMessage):
             message.ack()
+
+    def untaken(self, but: str = "") -> int | None:
+        """See ``PopClient.untaken``: the sum of all brokers but the one named ``but``, as it was a
+        moment ago, what comes again included. None where one does not tell now: it was not upgraded
+        yet, or does not answer.
+        """
+        engine, pop = self._running(), self._pop(0, INVISIBLE_MS_MIN)
+        for _ in range(STALE_TRIES):
+            try:
+                brokers = [name for name in self._brokers(engine.client) if name != but]
+                if self._begin_at(engine.pops, pop, brokers):
+                    return None
+                told = [engine.pops.untaken(broker_name, pop) for broker_name in brokers]
+                return sum(one for one in told if one is not None) if None not in told else None
+            except SubscriptionStale:  # a broker that knows no member yet, or any more
+                engine.client.heartbeat()
+            except RmqError:
+                return None
+        return None
 
     def knows(self, topic: str) -> bool:
         """Whether a name server knows the topic now."""
@@ -365,6 +373,20 @@ class SimpleConsumer(GroupConsumer[PopEngine]):
             if last is not None:
                 self._closing.wait(min(pause_ms, left_ms) / 1000)
                 pause_ms = min(2 * pause_ms, PAUSE_MS_MAX)
+
+    def _pop(self, count_max: int, invisible_ms: int) -> PopRecords:
+        return PopRecords(
+            self._group,
+            self._topic,
+            count_max,
+            PAGE_BYTES,
+            invisible_ms,
+            0,
+            int(self._start_from is STARTS["first"]),
+            self._retries_max,
+            self._subscription.expression_type,
+            self._subscription.expression,
+        )
 
     def _begin_at(
         self, pops: PopClient, pop: PopRecords, brokers: list[str]

@@ -265,12 +265,14 @@ class ProducerCore:
         texts: Sequence[str],
         flags: Sequence[int] | None,
         timeout_ms: float,
+        fields: dict[str, str] | None = None,
     ) -> SendResult:
-        """Ordinary messages of one queue as one frame, waited for."""
+        """Ordinary messages of one queue as one frame, waited for. ``fields``: of its request."""
         started_ms = self.clock.monotonic_ms()
         payload = encode_records(
             self.identity, queue, bodies, texts, self.clock.now_ms(), timeout_ms, flags
         )
+        payload.fields = fields
         return self._send_payload(payload, queue, pinned, timeout_ms, started_ms)
 
     def left_ms(self, timeout_ms: float, started_ms: float) -> float:

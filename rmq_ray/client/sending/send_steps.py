@@ -331,9 +331,10 @@ def send_frames(
     queue: MessageQueue | None,
     timeout_ms: float,
     told: Callable[[int], object] = int,
+    fields: dict[str, str] | None = None,
 ) -> list[SendResult]:
     """All frames, through the producer's steps if it has some. ``queue``: where they must go.
-    ``told``: how an error says how many are stored.
+    ``told``: how an error says how many are stored. ``fields``: of the first frame's request.
     """
     namespace = core.config.namespace
     topic = with_namespace(namespace, topic)
@@ -348,16 +349,17 @@ def send_frames(
     for parts in frames:
         try:
             if steps is None:
-                results.append(core.send_frame(target, pinned, *parts, left_ms))
+                results.append(core.send_frame(target, pinned, *parts, left_ms, fields))
             else:
                 with steps.around_frame(topic, target, parts) as (ctx, packed):
-                    ctx.result = core.send_frame(target, pinned, *packed, left_ms)
+                    ctx.result = core.send_frame(target, pinned, *packed, left_ms, fields)
                 results.append(ctx.result)
         except SendError as error:
             if not results:
                 raise
             raise partly(error, results, topic, told) from error
         target, left_ms = queue_with_namespace(namespace, results[-1].queue), timeout_ms
+        fields = None
     return results
 
 

@@ -229,6 +229,8 @@ class ResponseCode(IntEnum):
     """Ours: as much of a bounded topic waits for its consumers as may; nothing was written.
     Apache RocketMQ's clients get code 2, SYSTEM_BUSY.
     """
+    NO_ROOM = 20091
+    """Ours: the send names a bound (``SendWithin``) that it would pass; nothing was written."""
     LOG_DIVERGED = 20040
     """Ours: a slave's log is no prefix of the master's; the remark says where they part."""
     MASTER_FENCED = 20041

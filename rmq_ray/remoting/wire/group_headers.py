@@ -60,3 +60,17 @@ class ConsumeDirectlyHeader(Header, frozen=True):
     client_id: str | None = None
     msg_id: str | None = None
     broker_name: str | None = None
+
+
+class SendWithin(
+    Header,
+    frozen=True,
+    rename=wire_names(untaken_max="rmqUntakenMax", count="rmqUntakenCount"),
+):
+    """A SEND_RECORDS that is stored only where, with it, at most ``untaken_max`` messages wait that
+    nobody of the group of the topic's name has taken (ours): a queue of values with a bound.
+    ``count``: messages of the whole batch whose first frame it is. None: it is a send as any.
+    """
+
+    untaken_max: int | None = None
+    count: int | None = None

@@ -6,7 +6,9 @@ them.
                             expression type, expression, attempt, 1 = the answer to this attempt
                             got lost, 2 = nobody waits for it any more]; count 0: only wait until
                             there is something; a group that is new begins, and the answer's field
-                            "skipped" tells what it does not read, where that is something
+                            "skipped" tells what it does not read, where that is something; one
+                            with a field "untaken" does not wait, and the answer's field of that
+                            name tells how many messages nobody has taken
                    answer   head length i32 | head | sizes, all leases' | records, back to back
                    head     msgpack [[topic, queue id, lease id, deadline ms, min offset, max
                             offset, count, bytes], ...]
@@ -25,8 +27,9 @@ pure; records are not copied; ``unpack_*`` raises ``MalformedFrame`` and nothing
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
+from operator import attrgetter
 from struct import Struct
 from typing import Any, NamedTuple
 
@@ -50,6 +53,10 @@ LOST, WITHDRAWN = 1, 2
 _INT_MAX = 1 << 63
 SKIPPED_FIELD = "skipped"
 """Of the answer to a pop of 0 messages: how many a group that is new does not read."""
+UNTAKEN_FIELD = "untaken"
+"""Of a pop of 0 messages that only counts, and of its answer: how many messages nobody has taken,
+whatever their tags.
+"""
 
 
 class Settle(IntEnum):
@@ -82,6 +89,9 @@ class PopRecords:
     expression: str = "*"
     attempt: int = 0
     again: int = 0
+
+
+_values_of = attrgetter(*(field.name for field in fields(PopRecords)))
 
 
 class LeaseHead(NamedTuple):
@@ -118,7 +128,7 @@ class Settlement(NamedTuple):
 
 def pack_pop(pop: PopRecords) -> bytes:
     """Request body of POP_RECORDS."""
-    packed: bytes = msgpack.packb(list(astuple(pop)))
+    packed: bytes = msgpack.packb(_values_of(pop))
     return packed
 
 

@@ -213,7 +213,7 @@ class BrokerCore:
         replies = ReplyHandlers(runtime, path, writers.writer, self.members, dispatch)
         self.settings.follow(sends.configure, halves.configure, ends.configure, replies.configure)
         return (
-            RecordsHandlers(path),
+            RecordsHandlers(path, self.pops.handlers.untaken),
             sends,
             halves,
             ends,

@@ -40,6 +40,7 @@ from rmq_ray.remoting.wire.pops import (
     INVISIBLE_MS_MAX,
     INVISIBLE_MS_MIN,
     SKIPPED_FIELD,
+    UNTAKEN_FIELD,
     WITHDRAWN,
     LeaseHead,
     PopRecords,
@@ -141,6 +142,8 @@ class PopHandlers:
             return command.answer(
                 ResponseCode.PULL_RETRY_IMMEDIATELY, {SKIPPED_FIELD: str(skipped)}
             )
+        if pop.count_max == 0 and UNTAKEN_FIELD in (command.fields or {}):
+            return self._counted(pop, command)
         if pop.again == WITHDRAWN:
             return self._withdraw(pop, command)
         if pop.attempt in self._withdrawn:
@@ -198,6 +201,18 @@ class PopHandlers:
             and lease is not None
             and is_last_try(group, failed, lease.retries_max)
         )
+
+    def untaken(self, group: str, topic: str, written: int = 0) -> int:
+        """How many messages nobody of the group has taken: of the topic, where its first queue
+        ends at offset ``written`` or behind it (what is not visible yet), and of what comes again.
+        """
+        store, total = self._store(), 0
+        for key in self._keys(group, topic):
+            low, high = store.bounds(key[1], key[2])
+            if key[1:] == (topic, 0):
+                high = max(high, written)
+            total += max(0, high - max(low, self._ledger.next_offset(key)))
+        return total
 
     def closed(self, peer: Peer) -> None:
         """The connection is gone: what it waits for is dropped. What it has taken comes again at
@@ -319,19 +334,19 @@ class PopHandlers:
 
     def _queues(self, store: MessageStore, pop: PopRecords) -> Iterator[tuple[Key, PopQueue]]:
         """Every queue that the group may pop from, beginning with another one each time."""
-        keys = self._keys(pop)
+        keys = self._keys(pop.group, pop.topic)
         self._turn += 1
         turn = self._turn % max(1, len(keys))
         for key in keys[turn:] + keys[:turn]:
             yield key, self._ledger.queue(key, lambda key=key: self._first(store, key, pop))  # type: ignore[misc]
 
-    def _keys(self, pop: PopRecords) -> list[Key]:
+    def _keys(self, group: str, topic: str) -> list[Key]:
         topics = self._tables.topics
-        both = dict.fromkeys((retry_topic(pop.group), pop.topic))
+        both = dict.fromkeys((retry_topic(group), topic))
         names = [
             (name, config.read_queues) for name in both if (config := topics.get(name)) is not None
         ]
-        return [(pop.group, name, queue_id) for name, count in names for queue_id in range(count)]
+        return [(group, name, queue_id) for name, count in names for queue_id in range(count)]
 
     def _begin(self, pop: PopRecords, command: Command) -> int:
         """A group that is new begins in every queue now, not where each is when it is looked at
@@ -339,7 +354,7 @@ class PopHandlers:
         """
         store, begun = self._store(), []
         elsewhere_ms = GroupKnown.from_fields(command.fields).known_ms
-        for key in self._keys(pop):
+        for key in self._keys(pop.group, pop.topic):
 
             def first(key: Key = key) -> int:
                 begun.append((key, self._first(store, key, pop, elsewhere_ms)))
@@ -347,6 +362,12 @@ class PopHandlers:
 
             self._ledger.queue(key, first)
         return sum(offset - store.bounds(key[1], key[2])[0] for key, offset in begun)
+
+    def _counted(self, pop: PopRecords, command: Command) -> Command:
+        """How much there is that nobody has taken."""
+        untaken = self.untaken(pop.group, pop.topic)
+        code = ResponseCode.PULL_RETRY_IMMEDIATELY if untaken else ResponseCode.PULL_NOT_FOUND
+        return command.answer(code, {UNTAKEN_FIELD: str(untaken)})
 
     def _first(
         self, store: MessageStore, key: Key, pop: PopRecords, elsewhere_ms: int | None = None
@@ -444,7 +465,7 @@ class PopHandlers:
             self._answer(
                 waiting.command, waiting.peer, lambda: self._nothing(waiting.command, Look.EMPTY)
             )
-        for key in self._keys(pop):
+        for key in self._keys(pop.group, pop.topic):
             queue = self._ledger.find(key)
             lease = None if queue is None else queue.taken_by(pop.attempt)
             if lease is not None:

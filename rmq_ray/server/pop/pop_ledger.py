@@ -178,6 +178,13 @@ class PopLedger:
         """The state of a queue that is popped."""
         return self._checked(key)
 
+    def next_offset(self, key: Key) -> int:
+        """Where the next pop begins: behind all that was handed out; 0 where nobody began."""
+        queue = self._checked(key)
+        if queue is not None:
+            return queue.next_offset
+        return self._offsets.query(key[1], key[0], key[2]) or 0
+
     def grant(
         self, key: Key, offsets: Sequence[int], next_offset: int, pop: PopRecords
     ) -> tuple[int, int]:

@@ -14,6 +14,7 @@ in sync. A repeat is answered with the first result, under the same condition.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from rmq_ray.codec.record_properties import split_facts
 from rmq_ray.errors import (
@@ -28,27 +29,52 @@ from rmq_ray.ports import Peer
 from rmq_ray.protocol.validators import check_topic
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.frame import Command
+from rmq_ray.remoting.wire.group_headers import SendWithin
 from rmq_ray.remoting.wire.records import first_record, pack_send_answer, unpack_send
+from rmq_ray.server.base.responses import Refused
 from rmq_ray.server.send.send_path import SendPath
 from rmq_ray.server.tables.topic_table import is_internal
 from rmq_ray.store.frames.frame_check import PartsOf
+from rmq_ray.store.front.appender import Admit
+
+UNBOUNDED = SendWithin()
 
 
 class RecordsHandlers:
-    """One request code."""
+    """One request code. ``untaken(group, topic, end)``: how many messages nobody of the group has
+    taken, where the topic's queue has been written up to ``end``.
+    """
 
-    def __init__(self, path: SendPath) -> None:
+    def __init__(
+        self, path: SendPath, untaken: Callable[[str, str, int], int] = lambda *_queue: 0
+    ) -> None:
         self._path = path
+        self._untaken = untaken
         self._admitted: dict[str, int] = {}
         self._admitted_version: object = None
 
     def send(self, command: Command, peer: Peer) -> Command | None:
         """Append one frame. The request's body is patched in place."""
+        within = SendWithin.from_fields(command.fields) if command.fields else UNBOUNDED
         return self._append(
             command,
             peer,
             lambda records, count: self._admitted_records(command, peer, records, count),
+            admit=None if within.untaken_max is None else partial(self._admit_within, within),
         )
+
+    def _admit_within(self, within: SendWithin, topic: str, end: int) -> None:
+        """``Refused`` where the batch has no room in its queue of values: the group that takes has
+        the topic's name.
+        """
+        count, most = within.count or 1, within.untaken_max or 0
+        untaken = self._untaken(topic, topic, end)
+        if untaken + count > most:
+            raise Refused(
+                f"{untaken} messages of {topic} wait, {count} more are over {most}; nothing was "
+                f"written",
+                ResponseCode.NO_ROOM,
+            )
 
     def _append(
         self,
@@ -56,8 +82,11 @@ class RecordsHandlers:
         peer: Peer,
         admitted: Callable[[memoryview, int], bool],
         parts_of: PartsOf = split_facts,
+        admit: Admit | None = None,
     ) -> Command | None:
-        """``admitted(records, count)``: whether they may be written now; it raises the refusals."""
+        """``admitted(records, count)``: whether they may be written now; it raises the refusals.
+        ``admit``: what a frame that is no repeat has to pass, too.
+        """
         path = self._path
         store = path.keeper.store
         if store is None:
@@ -68,9 +97,10 @@ class RecordsHandlers:
                 return None
             path.admit(len(records))
             if path.topics.bounded:
-                path.slots.admit(first_record(records)[0], len(sizes), len(records))
+                admit = self._within_slots(len(sizes), len(records), admit)
             began = path.fast.now()
-            result = store.append_frame(records, sizes, (peer.host, peer.port), parts_of)
+            host = (peer.host, peer.port)
+            result = store.append_frame(records, sizes, host, parts_of, admit)
             path.fast.ended(began)
         except (MalformedFrame, MessageIllegal) as error:
             return command.answer(ResponseCode.BAD_RECORDS, remark=error.message)
@@ -95,6 +125,16 @@ class RecordsHandlers:
             command, result.end_log_offset, len(records), lambda code: _send(peer, answer, code)
         )
         return None
+
+    def _within_slots(self, count: int, size: int, admit: Admit | None) -> Admit:
+        """A frame that is stored already has its slots: only what is written is judged."""
+
+        def judged(topic: str, end: int) -> None:
+            self._path.slots.admit(topic, count, size)
+            if admit is not None:
+                admit(topic, end)
+
+        return judged
 
     def _admitted_records(
         self, command: Command, peer: Peer, records: memoryview, count: int

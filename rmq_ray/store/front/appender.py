@@ -47,6 +47,11 @@ from rmq_ray.store.reading.log_reader import RECENT_BYTES_MAX, Recent
 from rmq_ray.store.recovery.checkpoint import Checkpointer
 from rmq_ray.store.recovery.store_parts import StoreParts
 
+Admit = Callable[[str, int], None]
+"""(topic, queue offset of its first record): asked before a frame is written that is no repeat;
+what it raises refuses the frame.
+"""
+
 
 @dataclass(slots=True)
 class AppendResult:
@@ -146,6 +151,7 @@ class Appender:
         sizes: Array | Sequence[int],
         born_host: tuple[str, int],
         parts_of: PartsOf = split_facts,
+        admit: Admit | None = None,
     ) -> AppendResult:
         """Check, patch in place and write a frame. On return the kernel has all of it; durable at
         ``end_log_offset``. ``parts_of``: see ``check_frame``.
@@ -160,9 +166,11 @@ class Appender:
             known = parts.windows.find(frame.frame_id, frame.crc)
             if known is not None:
                 return self._repeat(known)
+        queue_offset = self._next_offsets.get((frame.topic, frame.queue_id), 0)
+        if admit is not None:
+            admit(frame.topic, queue_offset)
         log_offset = parts.log.place(frame.length)
         store_ms = self._clock.now_ms()
-        queue_offset = self._next_offsets.get((frame.topic, frame.queue_id), 0)
         patch_frame(
             records,
             frame,

@@ -40,7 +40,7 @@ from rmq_ray.files import FileSystem
 from rmq_ray.model.ids import FrameId
 from rmq_ray.store.frames.frame_check import PartsOf
 from rmq_ray.store.frames.single_message import StoredMessage
-from rmq_ray.store.front.appender import AppendCounters, Appender, AppendResult, MixedResult
+from rmq_ray.store.front.appender import Admit, AppendCounters, Appender, AppendResult, MixedResult
 from rmq_ray.store.log.flusher import LogFlusher
 from rmq_ray.store.queue.dispatcher import NO_RULES, DispatchRules
 from rmq_ray.store.queue.visibility import WAITING_FRAMES_MAX, ArrivalListener
@@ -272,15 +272,16 @@ class MessageStore:
         sizes: Array | Sequence[int],
         born_host: tuple[str, int],
         parts_of: PartsOf = split_facts,
+        admit: Admit | None = None,
     ) -> AppendResult:
         """Check, patch in place and write a frame. On return the kernel has all of it; durable at
-        ``end_log_offset``. ``parts_of``: see ``check_frame``.
+        ``end_log_offset``. ``parts_of``: see ``check_frame``. ``admit``: see ``Admit``.
 
         Raises ``MessageIllegal``, ``MessageTooLarge``, ``DuplicateMismatch``, ``StoreFull``,
         ``StoreFailed`` (nothing is stored), ``AppendUnknown`` (the disk failed while it was written
         or queued).
         """
-        return self._writable().append_frame(records, sizes, born_host, parts_of)
+        return self._writable().append_frame(records, sizes, born_host, parts_of, admit)
 
     def append_message(
         self, message: StoredMessage, frame_id: FrameId | None = None

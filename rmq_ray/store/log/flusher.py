@@ -164,8 +164,8 @@ def is_due(written: int, flushed: int, least_pages: int, segment_bytes: int) -> 
 
 
 class LogFlusher:
-    """``on_durable(position)`` is called from the flush thread after each sync, and once more when
-    a sync failed.
+    """``on_durable(position)`` is called from the flush thread when more is durable than it told
+    last, whoever synced it, and once more when a sync failed.
     """
 
     def __init__(
@@ -175,6 +175,7 @@ class LogFlusher:
         self._config = config
         self._clock = clock
         self._on_durable = on_durable
+        self._told = log.durable
         self._is_sync = config.flush is FlushMode.SYNC_FLUSH
         self._thorough_ms = clock.monotonic_ms()
         self._thread = _Stepper(
@@ -224,7 +225,9 @@ class LogFlusher:
                 logger.error("the commit log has failed, nothing more is acknowledged: %s", error)
                 self._on_durable(self._log.durable)
                 return False
-            self._on_durable(self._log.durable)
+        if self._log.durable > self._told:
+            self._told = self._log.durable
+            self._on_durable(self._told)
         return True
 
     def step(self) -> bool:

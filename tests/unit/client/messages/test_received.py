@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmq_ray.client.messages.received import INFLATED_BYTES_MAX, PulledPage
+from rmq_ray.client.messages.received import INFLATED_BYTES_MAX, PulledPage, untagged_bodies
 from rmq_ray.codec.record import Record, encode_record
 from rmq_ray.errors import ConsumeError
 from rmq_ray.model.ids import Address, MessageQueue
@@ -101,6 +101,25 @@ def test_compressed_bodies_are_inflated() -> None:
     ).messages()
     assert [message.body for message in messages] == [plain, b"plain"]
     assert messages[0].stored_body == zlib.compress(plain)
+
+
+def test_bodies_without_tags_are_read_at_once_from_several_pages_and_parts_of_them() -> None:
+    first = page(record(QUEUE, 0, b"a"), record(QUEUE, 1, b"b")).messages()
+    second = page(*(record(QUEUE, n, b"TAGS\x01%d" % n) for n in range(300))).messages()
+    some = [first[1], *second[7:], second[3], first[0]]
+    assert untagged_bodies(some) == [message.body for message in some]
+    assert untagged_bodies([]) == []
+
+
+def test_a_tag_a_compressed_body_and_what_looks_like_a_tag_are_left_to_each_message() -> None:
+    packed = record(QUEUE, 0, zlib.compress(b"x"), sys_flag=SysFlag.COMPRESSED)
+    for other in (
+        record(QUEUE, 1, b"b", "TAGS\x01paid"),
+        record(QUEUE, 1, b"b", "MYTAGS\x01paid"),
+        packed,
+    ):
+        messages = page(record(QUEUE, 0, b"a")).messages() + page(other).messages()
+        assert untagged_bodies(messages) is None
 
 
 def test_a_body_that_is_not_what_its_flags_say_is_a_typed_error() -> None:

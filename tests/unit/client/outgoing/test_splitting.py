@@ -119,6 +119,7 @@ def test_bodies_with_columns_say_what_messages_would_say() -> None:
         == split_batch(messages, CONFIG)[1]
     )
     assert columns([b"x", b"y"], "paid") == [([b"x", b"y"], ["TAGS\x01paid\x02"] * 2, None)]
+    assert columns([b"x", b"y"], "") == columns([b"x", b"y"])
 
 
 def test_an_arrow_array_is_a_column() -> None:
@@ -143,6 +144,7 @@ def test_bodies_are_cut_into_frames_as_messages_are() -> None:
         ([b"x", b"y"], (None, 7), "keys of send_batch is no list, 7"),
         ([b"x"], (None, None, [{}, {}]), "properties of send_batch has 2 values"),
         ([b"x"], ([7],), "tag"),
+        ([b"x", b"y"], ("a\x01b",), "tag|TAGS"),
         ([b"x", Message("T", b"y")], ("paid",), "go with bodies, and among these are messages"),
         ([b"x", bytes(11)], (), "11 bytes|greater|at most"),
     ],

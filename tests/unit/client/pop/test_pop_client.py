@@ -13,7 +13,7 @@ from rmq_ray.errors import ConnectFailed, ConsumeError, RequestTimeout
 from rmq_ray.protocol.filters.subscriptions import parse_subscription
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Command
-from rmq_ray.remoting.wire.pops import LOST, PopRecords, unpack_pop
+from rmq_ray.remoting.wire.pops import LOST, UNTAKEN_FIELD, PopRecords, unpack_pop
 from tests.support.clients.scripted_client import ScriptedClient
 
 POP = PopRecords("g", "orders", 1, 1 << 20, 30_000, 0, 0, 16, "TAG", "*")
@@ -87,6 +87,21 @@ def test_one_that_is_refused_is_not_asked_for_again() -> None:
     rig.answer(ResponseCode.PULL_NOT_FOUND)
     assert rig.pops.pop("broker-a", POP) == []
     assert [again for _, again in rig.asked()] == [0, 0]
+
+
+def test_a_broker_that_counts_is_believed_and_one_that_does_not_is_told_apart() -> None:
+    rig = Rig()
+    for told, count in (({UNTAKEN_FIELD: "7"}, 7), ({UNTAKEN_FIELD: "0"}, 0), (None, None)):
+        rig.client.answer(
+            RequestCode.POP_RECORDS,
+            lambda command, _, told=told: command.answer(ResponseCode.PULL_NOT_FOUND, told),
+        )
+        assert rig.pops.untaken("broker-a", POP) == count
+    pops = [unpack_pop(body_of(c)) for c in rig.client.requests(RequestCode.POP_RECORDS)]
+    assert {(pop.count_max, pop.wait_ms, pop.attempt) for pop in pops} == {(0, 0, 0)}
+    rig.answer(ResponseCode.STILL_RECOVERING)
+    with pytest.raises(ConnectFailed):
+        rig.pops.untaken("broker-a", POP)
 
 
 def test_who_gives_a_wait_up_is_not_held_up_by_telling_the_broker() -> None:

@@ -32,6 +32,7 @@ from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.group_headers import ResetOffsetHeader
 from rmq_ray.remoting.wire.headers import FailedTry
 from rmq_ray.remoting.wire.pops import (
+    UNTAKEN_FIELD,
     WITHDRAWN,
     LeasedRecords,
     PopRecords,
@@ -174,6 +175,35 @@ def test_a_message_that_is_out_is_given_to_nobody_else(bench: Bench, worker: Wor
     assert texts(worker.pop(2)) == [b"a", b"b"]
     assert texts(other.pop()) == [b"c"]
     assert other.pop() == []
+
+
+def untaken(worker: Worker, **more: Any) -> int:
+    """What the broker counts."""
+    command = worker.pop_command(0, **more)
+    command.fields = {UNTAKEN_FIELD: "1"}
+    answer = worker.bench.core.handle(command, worker)
+    assert answer is not None, "who counts does not wait"
+    count = int((answer.fields or {})[UNTAKEN_FIELD])
+    assert (answer.code == ResponseCode.PULL_NOT_FOUND) == (count == 0)
+    return count
+
+
+def test_what_nobody_has_taken_is_counted_at_once_and_what_comes_again_too(
+    bench: Bench, worker: Worker
+) -> None:
+    bench.send(TOPIC, 0, [b"seen"])
+    assert untaken(worker, wait_ms=20_000) == 1
+    bench.send(TOPIC, 0, [b"a", b"b", b"c"])
+    assert untaken(worker) == 4
+    (leased,) = worker.pop(3)
+    assert untaken(worker) == 1, "whether it is settled does not matter"
+    worker.settle(leased, 0b010)
+    assert untaken(worker) == 1
+    worker.settle(leased, 0b101, Settle.CHANGE)
+    pass_ms(bench, 100)
+    assert untaken(worker) == 3
+    assert texts(worker.pop()) == [b"b", b"c", b"seen"]
+    assert untaken(worker) == 0
 
 
 def test_a_worker_that_missed_the_answer_gets_the_same_messages_once_more(

@@ -12,6 +12,7 @@ from rmq_ray.remoting.wire import bodies
 from rmq_ray.remoting.wire.codes import RequestCode as Code
 from rmq_ray.remoting.wire.codes import ResponseCode
 from rmq_ray.remoting.wire.headers import CreateTopicHeader
+from rmq_ray.remoting.wire.records import unpack_send_answer
 from tests.support.brokers.broker_bench import Bench
 from tests.support.faults.fake_peer import FakePeer
 
@@ -68,6 +69,14 @@ def test_bytes_bound_a_topic_too_and_a_large_frame_goes_into_an_empty_one(bench:
     assert put(bench) == 0
     bench.clock.advance_ms(20_000)
     assert [put(bench), put(bench)] == [0, FULL], "three records of 290 bytes"
+
+
+def test_what_is_stored_already_is_answered_though_its_topic_is_full(bench: Bench) -> None:
+    assert create(bench, "+rmq_ray.slots=1") == 0
+    frame = bench.frame("orders", 0, [b"x"])
+    first, again = [bench.ask(Code.SEND_RECORDS, None, bytes(frame)) for _ in range(2)]
+    assert (first.code, again.code) == (0, 0), "the answer to the first one got lost"
+    assert unpack_send_answer(again.body).repeat and put(bench) == FULL
 
 
 def test_every_way_to_send_is_refused_and_apaches_clients_are_told_to_wait(bench: Bench) -> None:

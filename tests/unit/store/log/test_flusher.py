@@ -87,6 +87,15 @@ def test_sync_flush_takes_whatever_there_is() -> None:
     assert rig.told == [2]
 
 
+def test_what_somebody_else_synced_is_told_too() -> None:
+    rig = Rig(FlushMode.SYNC_FLUSH)
+    rig.write(10)
+    rig.log.sync()
+    for _ in range(2):
+        assert rig.flusher.step()
+    assert rig.told == [10], "a send waits for it"
+
+
 @pytest.mark.seed("S3-105")
 def test_all_segments_that_were_written_are_synced() -> None:
     rig = Rig(FlushMode.SYNC_FLUSH)
