@@ -43,6 +43,7 @@ from typing import Any
 
 from rmq_ray.client.consumer.assigned_queue import AssignedQueue, ReadyBatch
 from rmq_ray.client.consumer.consumer_parts import ConsumerParts
+from rmq_ray.client.consumer.key_limits import KeyLimits
 from rmq_ray.client.messages.listener import (
     ACK_ALL,
     DEAD_LETTER_LEVEL,
@@ -53,6 +54,7 @@ from rmq_ray.client.messages.listener import (
 )
 from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.client.push.consuming_threads import ConsumingThreads
+from rmq_ray.client.push.key_limiter import KeyLimiter
 from rmq_ray.client.push.listener_breaker import ListenerBreaker
 from rmq_ray.client.push.send_back import FailedDiscarder, RetrySender
 
@@ -102,7 +104,8 @@ class Claim:
 
 class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
     """The consuming threads of one consumer. ``drained(queue)``: called after a batch was finished,
-    without a lock; ``take``: what of a batch the listener gets, messages unless given.
+    without a lock; ``take``: what of a batch the listener gets, messages unless given; ``limits``:
+    of each key, where batches are one message each.
     """
 
     def __init__(
@@ -113,8 +116,12 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
         drained: Callable[[AssignedQueue], None],
         take: Callable[[ReadyBatch, int, int, int], Any] = ReadyBatch.part_messages,
         breaker: ListenerBreaker | None = None,
+        limits: KeyLimits | None = None,
     ) -> None:
         super().__init__(parts, log, self._look_later, breaker)
+        self._limiter = (
+            None if limits is None else KeyLimiter(limits, parts.clock, parts.delayed, self.submit)
+        )
         self._listener = listener
         self._take = take
         self._send_back = send_back
@@ -132,13 +139,20 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
         self._looking = False
         self._ready.limit = QUICK_THREADS
 
+    @property
+    def waiting_for_keys(self) -> int:
+        """Messages whose keys have as many calls as they may."""
+        return 0 if self._limiter is None else self._limiter.waiting
+
     def submit(self, batches: Sequence[ReadyBatch]) -> None:
         """Queue batches; those of one queue of messages in the order of their offsets."""
         self._ready.put_all(batches)
 
     def _handle(self, item: ReadyBatch) -> None:
         try:
-            if item.count <= self._portion:
+            if self._limiter is not None:
+                self._limiter.hand_out(item, self.consume)
+            elif item.count <= self._portion:
                 self.consume(item)
             elif self.call_mean_ms < SLOW_CALL_MS and not self.pauses:
                 self._work_off(item)

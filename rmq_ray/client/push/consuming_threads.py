@@ -112,6 +112,11 @@ class ConsumingThreads(ABC, Generic[T]):
         """Whether threads wait, since most calls have failed."""
         return self._breaker is not None and self._breaker.open
 
+    @property
+    def waiting_for_keys(self) -> int:
+        """Messages whose keys have as many calls as they may."""
+        return 0
+
     def stop(self, timeout_ms: float) -> bool:
         """Let running listeners end and settle; False when some still run after ``timeout_ms``."""
         self.halt()
