@@ -122,6 +122,18 @@ def test_what_waits_of_a_queue_that_is_given_away_is_left_to_its_next_owner() ->
     assert rig.offset(other.queue) == 3 and rig.offset(work.queue) is None
 
 
+def test_what_is_given_away_takes_no_turn_of_its_key() -> None:
+    rig = LimitedRig(KeyLimits(rate=1))
+    work, other = rig.take(), rig.take(queue_id=1)
+    rig.bring(work, KEY_A, KEY_A)
+    rig.bring(other, KEY_A)
+    rig.work_off()
+    work.process.drop()
+    rig.advance(1_001)
+    rig.work_off()
+    assert len(rig.called) == 2 and rig.offset(other.queue) == 3
+
+
 def test_a_property_may_be_the_key() -> None:
     rig = LimitedRig(KeyLimits(concurrency=1, by="tenant"))
     work = rig.take()
