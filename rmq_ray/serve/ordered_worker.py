@@ -74,7 +74,10 @@ class OrderedWorker:
         self._breaker = None if given is None else ListenerBreaker(given, settings.ordered, clock)
         self._systemic = None if self._breaker is None else self._breaker.failed
         self._pause_ms = 0.0 if given is None else given.pause * 1_000
-        self._untried: dict[MessageQueue, str] = {}
+        self._untried: dict[MessageQueue, tuple[str, int]] = {}
+        """The first task of a queue, and the number of its try that did not count: what was told of
+        that may not be found yet.
+        """
         self._stop = threading.Event()
         self._push: PushConsumer | None = None
         self._thread = threading.Thread(target=self._begin, name="rmq-ordered", daemon=True)
@@ -142,15 +145,17 @@ class OrderedWorker:
             return SUCCESS
         if self._breaker is not None and (wait_ms := self._breaker.wait_ms()):
             return _later(ctx, min(wait_ms + TURN_MS, LOOK_MS))
-        tries = 1 + max(message.reconsume_times, begun(self._results.records(task.id)))
+        known, tries = self._untried.get(ctx.queue, ("", 0))
+        if known != task.id:
+            tries = 1 + max(message.reconsume_times, begun(self._results.records(task.id)))
         if tries > settings.retries_max + 1:
             self._bury(message, key, tries, lost(tries - 1))
             return SUCCESS
         self._told(key, Status.STARTED, tries, None)
-        again = not self.pauses and self._untried.pop(ctx.queue, None) == task.id
-        verdict = self._run(task, tries, again)
+        verdict = self._run(task, tries, again=known == task.id and not self.pauses)
+        self._untried.pop(ctx.queue, None)
         if verdict.action is TaskOutcome.UNTRIED:
-            self._untried[ctx.queue] = task.id
+            self._untried[ctx.queue] = task.id, tries
             self._told(key, Status.PENDING, tries, None)
             return _later(ctx, self._pause_ms + 2 * min(self._pause_ms, LOOK_MS))
         if verdict.action is TaskOutcome.DONE:

@@ -205,7 +205,8 @@ def test_an_outage_of_what_tasks_need_costs_no_dead_letter_and_ends_by_itself(
 ) -> None:
     window, count = 5, 40
     breaker = {"window": window, "pause": 0.05}
-    tasks = bench(adapter={"breaker": breaker, "retry_backoff_s": 0.01}, max_retries=2)
+    adapter = {"breaker": breaker, "retry_backoff_s": 0.01, "lease_s": 10.0}
+    tasks = bench(adapter=adapter, max_retries=2)
     gone, calls, done = threading.Event(), list[int](), list[int]()
     gone.set()
 

@@ -33,6 +33,7 @@ class TaskMessage:
     number: int = 0
     reconsume_times: int = 0
     born_ms: int = 0
+    queue_id: int = 0
     settled: list[str] = field(default_factory=list)
 
     @property
@@ -103,7 +104,7 @@ class TaskRig:
 
     def hand_out(self, message: TaskMessage) -> tuple[Any, OrderlyContext]:
         """A task of the ordered ones; what is answered."""
-        ctx = OrderlyContext("g", MessageQueue("t", "b", 0))
+        ctx = OrderlyContext("g", MessageQueue("t", "b", message.queue_id))
         return self.ordered._listen(cast(Any, [message]), ctx), ctx
 
     def statuses(self, message: TaskMessage) -> list[Status]:

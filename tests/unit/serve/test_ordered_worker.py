@@ -31,7 +31,7 @@ def test_no_try_counts_while_it_is_open_and_each_queue_waits_for_its_turn(
     rig = TaskRig(max_retries=0, **settings)
     opened(rig)
     assert len(rig.dead) == BREAKER["window"] - 1
-    first, other = TaskMessage("calls", 1), TaskMessage("calls", 2)
+    first, other = TaskMessage("calls", 1), TaskMessage("calls", 2, queue_id=1)
     for _ in range(40):
         for message in (first, other):
             answer, ctx = rig.hand_out(message)
@@ -78,6 +78,29 @@ def test_tries_before_and_after_an_outage_are_counted_together() -> None:
     assert rig.tries(poison) == 3
 
 
+def test_another_replica_finds_that_the_try_did_not_count() -> None:
+    rig, other = TaskRig(max_retries=0), TaskRig(max_retries=0)
+    opened(rig)
+    task = TaskMessage("calls", 1)
+    for _ in range(3):
+        rig.clock.advance_ms(PAUSE_MS)
+        assert rig.hand_out(task)[0] is ROLLBACK
+    other.told, other.gone = rig.told, False
+    assert other.hand_out(task)[0] is SUCCESS
+    assert other.tries(task) == 1 and len(rig.dead) == BREAKER["window"] - 1
+
+
+def test_what_was_told_and_is_not_found_yet_counts_no_try() -> None:
+    rig = TaskRig(max_retries=0)
+    opened(rig)
+    task = TaskMessage("calls", 1)
+    for _ in range(3):
+        rig.clock.advance_ms(PAUSE_MS)
+        assert rig.hand_out(task)[0] is ROLLBACK
+        assert rig.told.pop().status is Status.PENDING
+    assert rig.tries(task) == 1 and len(rig.dead) == BREAKER["window"] - 1
+
+
 def test_one_that_fails_again_behind_a_success_has_had_a_try() -> None:
     rig = TaskRig(max_retries=0)
     opened(rig)
@@ -86,7 +109,7 @@ def test_one_that_fails_again_behind_a_success_has_had_a_try() -> None:
     assert rig.hand_out(poison)[0] is ROLLBACK
     rig.gone = False
     rig.clock.advance_ms(PAUSE_MS)
-    assert rig.hand_out(TaskMessage("calls"))[0] is SUCCESS
+    assert rig.hand_out(TaskMessage("calls", queue_id=1))[0] is SUCCESS
     assert rig.hand_out(poison)[0] is SUCCESS and rig.ordered.pauses
     assert rig.dead[-1] == (poison.keys[0], "ValueError: for its own sake")
 
