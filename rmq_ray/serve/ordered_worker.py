@@ -146,8 +146,9 @@ class OrderedWorker:
         if self._breaker is not None and (wait_ms := self._breaker.wait_ms()):
             return _later(ctx, min(wait_ms + TURN_MS, LOOK_MS))
         known, tries = self._untried.get(ctx.queue, ("", 0))
-        if known != task.id:
-            tries = 1 + max(message.reconsume_times, begun(self._results.records(task.id)))
+        told = begun(self._results.records(task.id))
+        if known != task.id or told > tries:  # else the last record may be missing
+            tries = 1 + max(message.reconsume_times, told)
         if tries > settings.retries_max + 1:
             self._bury(message, key, tries, lost(tries - 1))
             return SUCCESS
@@ -178,7 +179,7 @@ class OrderedWorker:
 
     def _run(self, task: Task, tries: int, again: bool) -> TaskVerdict:
         """In a thread of its own: one that hangs is left behind."""
-        ended, outcome = threading.Event(), list[TaskVerdict]()
+        ended, outcome = threading.Event(), list[TaskVerdict | BaseException]()
         retries_max = self._settings.retries_max
 
         def run() -> None:
@@ -186,14 +187,10 @@ class OrderedWorker:
                 result = self._handlers.run(
                     task, lambda cancel: self._cancels.__setitem__(task.id, cancel)
                 )
-                if self._breaker is not None:
-                    self._breaker.succeeded()
                 outcome.append(TaskVerdict(TaskOutcome.DONE, result))
             except BaseException as error:  # noqa: BLE001 - whatever it is, it is the handler's
-                if task.id in self._revocations:
-                    outcome.append(TaskVerdict(TaskOutcome.REVOKED))
-                else:
-                    outcome.append(judge(error, tries, retries_max, self._systemic, again))
+                revoked = task.id in self._revocations
+                outcome.append(TaskVerdict(TaskOutcome.REVOKED) if revoked else error)
             finally:
                 self._cancels.pop(task.id, None)
                 ended.set()
@@ -203,11 +200,16 @@ class OrderedWorker:
             threading.Thread(target=run, name="rmq-ordered-task", daemon=True).start()
             in_time = ended.wait(min(timeout_s, threading.TIMEOUT_MAX))
         if in_time:
-            return outcome[0]
-        self.revoke(task.id)
-        self._handlers.check_loop()
-        error = TaskTimedOut(f"the handler ran for {timeout_s:.1f} s", task.id)
-        return judge(error, tries, retries_max, self._systemic, again)
+            found = outcome[0]
+        else:  # whatever it comes to, the breaker hears nothing of that
+            self.revoke(task.id)
+            self._handlers.check_loop()
+            found = TaskTimedOut(f"the handler ran for {timeout_s:.1f} s", task.id)
+        if isinstance(found, BaseException):
+            return judge(found, tries, retries_max, self._systemic, again)
+        if self._breaker is not None and found.action is TaskOutcome.DONE:
+            self._breaker.succeeded()
+        return found
 
     def _bury(
         self, message: MessageExt, key: tuple[str, int], tries: int, verdict: TaskVerdict

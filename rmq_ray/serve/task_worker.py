@@ -252,7 +252,7 @@ class TaskWorker:
 
     def _run(self, held: Held) -> bool:
         """False when this thread was replaced meanwhile."""
-        verdict = self._verdict(held)
+        outcome = self._outcome(held)
         mine = self._claim(held)
         with self._changed:
             self._running -= mine
@@ -260,14 +260,15 @@ class TaskWorker:
             surplus = self._alive > self._concurrency + self._hung
             self._alive -= surplus
         if mine:
-            _, fault = attempt(self._carry_out, held, verdict)
+            _, fault = attempt(self._carry_out, held, self._judged(held, outcome))
             if fault is not None:  # it comes again; this thread takes the next
                 self._let_go(held, fault)
         else:
             log.warning("task %s ended after its time: its result is dropped", held.key[0])
         return not surplus
 
-    def _verdict(self, held: Held) -> TaskVerdict:
+    def _outcome(self, held: Held) -> TaskVerdict | BaseException:
+        """What the handler raised, or what became of the task."""
         settings = self._settings
         task, fault = attempt(decode_task, held.message.body, settings.adapter.pickle)
         if fault is not None:
@@ -287,11 +288,9 @@ class TaskWorker:
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is the handler's
             if self._is_revoked(held, task):
                 return TaskVerdict(TaskOutcome.REVOKED)
-            return self._judge(held, error)
+            return error
         finally:
             self._leave_gate(held)
-        if self._breaker is not None:
-            self._breaker.succeeded()
         return TaskVerdict(TaskOutcome.DONE, result)
 
     def _may_begin(self, held: Held, task: Task) -> bool:
@@ -307,9 +306,14 @@ class TaskWorker:
         held.again = held.suspended and not pauses
         return not (pauses and over())
 
-    def _judge(self, held: Held, error: BaseException) -> TaskVerdict:
-        retries_max = self._settings.retries_max
-        return judge(error, held.tries, retries_max, self._systemic, held.again)
+    def _judged(self, held: Held, outcome: TaskVerdict | BaseException) -> TaskVerdict:
+        """Of a task that is claimed: of each call the breaker hears once, of a late one nothing."""
+        if isinstance(outcome, BaseException):
+            retries_max = self._settings.retries_max
+            return judge(outcome, held.tries, retries_max, self._systemic, held.again)
+        if self._breaker is not None and outcome.action is TaskOutcome.DONE:
+            self._breaker.succeeded()
+        return outcome
 
     def _leave_gate(self, held: Held) -> None:
         """Once, by its thread or for it."""
@@ -482,4 +486,4 @@ class TaskWorker:
         else:
             self.trouble = f"{self._hung} handlers hang for over {self._timeout_ms / 1_000:g} s"
         error = TaskTimedOut(f"the handler ran for {ran_ms / 1_000:.1f} s", held.key[0])
-        self._carry_out(held, self._judge(held, error))
+        self._carry_out(held, self._judged(held, error))

@@ -122,6 +122,7 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
         self._limiter = (
             None if limits is None else KeyLimiter(limits, parts.clock, parts.delayed, self.submit)
         )
+        self._waits_first = limits is None  # what waits for its key shall take no turn
         self._listener = listener
         self._take = take
         self._send_back = send_back
@@ -137,6 +138,8 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
         self._calls: dict[int, float] = {}
         """Of batches that are one portion: thread -> when its call began."""
         self._looking = False
+        self._put_back: set[ReadyBatch] = set()
+        """What failed while the breaker was open, and was not called since."""
         self._ready.limit = QUICK_THREADS
 
     @property
@@ -151,7 +154,7 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
     def _handle(self, item: ReadyBatch) -> None:
         try:
             if self._limiter is not None:
-                self._limiter.hand_out(item, self.consume)
+                self._limiter.hand_out(item, self._consume_in_turn)
             elif item.count <= self._portion:
                 self.consume(item)
             elif self.call_mean_ms < SLOW_CALL_MS and not self.pauses:
@@ -162,6 +165,10 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
             log.exception(
                 "a batch of %s from offset %d could not be settled", item.owner.queue, item.first
             )
+
+    def _consume_in_turn(self, batch: ReadyBatch) -> None:
+        self._wait(batch)
+        self.consume(batch)
 
     def _is_over(self, item: ReadyBatch) -> bool:
         return item.owner.process.dropped
@@ -313,7 +320,7 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
     def consume(self, batch: ReadyBatch) -> None:
         """Call the listener and settle the result, in the calling thread."""
         work, clock = batch.owner, self._parts.clock
-        now_ms = clock.now_ms()
+        now_ms, again = clock.now_ms(), self._comes_again(batch)
         if not self._begin(batch, now_ms):
             return
         ctx, me = ConsumeContext(self._parts.group, work.queue), get_ident()
@@ -337,7 +344,16 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
                 self._breaker.succeeded()
             self._finish(batch, batch.count, 0)
         else:
-            self._settle_failures(batch, verdict)
+            self._settle_failures(batch, verdict, again)
+
+    def _comes_again(self, batch: ReadyBatch) -> bool:
+        """Whether it was put back, and the breaker has closed since: if it fails once more, it does
+        so for its own sake.
+        """
+        if batch not in self._put_back:
+            return False
+        self._put_back.discard(batch)
+        return not self.pauses
 
     def _finish(self, batch: ReadyBatch, done: int, failed: int) -> None:
         """``failed`` messages were sent back or dropped, the others are done."""
@@ -353,9 +369,11 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
         if work.held_back:
             self._drained(work)
 
-    def _settle_failures(self, batch: ReadyBatch, verdict: ConsumeVerdict) -> None:
+    def _settle_failures(
+        self, batch: ReadyBatch, verdict: ConsumeVerdict, again: bool = False
+    ) -> None:
         work = batch.owner
-        if self._is_no_fault_of(verdict):
+        if self._is_no_fault_of(verdict) and not again:
             self._call_again(batch)
             return
         failed = batch.take(batch.started_ms)[verdict.done :]
@@ -389,6 +407,7 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
             if batch.owner.process.dropped or not batch.owner.process.holds(batch):
                 return
             batch.started_ms = 0
+            self._put_back.add(batch)
         self._ready.put_all((batch,))
 
     def _keep(self, batch: ReadyBatch, kept: list[MessageExt], done: int, failed: int) -> None:

@@ -53,7 +53,8 @@ class TaskMessage:
 
 class TaskRig:
     """Of one queue of tasks. Tasks called ``calls`` need the downstream, ``poison`` always fails.
-    ``called``: what handlers were called with, by name and number.
+    ``called``: what handlers were called with, by name and number. ``during``: what happens inside
+    of a call.
     """
 
     def __init__(self, max_retries: int = 0, **adapter: Any) -> None:
@@ -70,6 +71,7 @@ class TaskRig:
         self.dead: list[tuple[str, str]] = []
         self.gone = True
         self.runs = 0
+        self.during: Callable[[], object] = lambda: None
         self.revoked: set[str] = set()
         handlers = TaskHandlers(60.0)
         handlers.register(self._calls, "calls")
@@ -82,6 +84,7 @@ class TaskRig:
 
     def _calls(self) -> None:
         self.runs += 1
+        self.during()
         if self.gone:
             raise ConnectionError("the database is gone")
 

@@ -144,6 +144,24 @@ def test_one_that_runs_too_long_while_it_is_open_waits_like_one_that_raised() ->
     rig.tasks.stop(0.0)
 
 
+def test_a_call_that_returns_behind_its_time_says_nothing_to_the_breaker() -> None:
+    rig = TaskRig(task_timeout_s=1.0)
+    opened(rig, BREAKER["window"])
+    rig.clock.advance_ms(PAUSE_MS)
+    held = rig.tasks._next()
+    assert held is not None
+    rig.tasks._alive = 2
+    rig.gone = False
+
+    def late() -> None:
+        rig.clock.advance_ms(1_000)
+        rig.tasks._look_at(held, rig.clock.monotonic_ms())
+
+    rig.during = late
+    rig.tasks._run(held)
+    assert rig.tasks.pauses and rig.tasks.counts["succeeded"] == 0
+
+
 def test_without_a_breaker_every_failure_counts() -> None:
     rig = TaskRig(breaker=None)
     rig.put("calls", 10)

@@ -10,7 +10,9 @@ from rmq_ray.client.consumer.assigned_queue import AssignedQueue, ReadyBatch
 from rmq_ray.client.consumer.consumer_options import push_settings
 from rmq_ray.client.consumer.key_limits import KeyLimits
 from rmq_ray.client.push.consume_concurrently import ConcurrentConsumption
+from rmq_ray.client.push.listener_breaker import ListenerBreaker
 from rmq_ray.errors import ConfigError
+from rmq_ray.protocol.breaker import Breaker
 from tests.support.clients.consumer_rig import ConsumerRig
 
 
@@ -19,6 +21,7 @@ class LimitedRig(ConsumerRig):
 
     def __init__(self, limits: KeyLimits) -> None:
         super().__init__(batch_size=1)
+        self.turns = Turns(Breaker(), "g", self.clock)
         self.called: list[int] = []
         self.during: Any = lambda: None
         self.consumption = ConcurrentConsumption(
@@ -26,6 +29,7 @@ class LimitedRig(ConsumerRig):
             self._listen,
             self.send_back,
             self.puller.resume_if_drained,
+            breaker=self.turns,
             limits=limits,
         )
 
@@ -46,14 +50,41 @@ class LimitedRig(ConsumerRig):
         return found
 
     def step(self) -> None:
-        self.consumption._handle(self.consumption._ready.get_nowait())
+        item = self.consumption._ready.get_nowait()
+        if self.consumption._waits_first:
+            self.consumption._wait(item)
+        self.consumption._handle(item)
 
     def work_off(self) -> None:
         while not self.consumption._ready.empty():
             self.step()
 
 
+class Turns(ListenerBreaker):
+    """Counts who has stood in line."""
+
+    taken = 0
+
+    def wait(self, over: Any) -> None:
+        self.taken += 1
+
+
 KEY_A, KEY_B = "KEYS\x01a", "KEYS\x01b"
+
+
+def test_what_waits_for_its_key_takes_no_turn_behind_an_open_breaker() -> None:
+    rig = LimitedRig(KeyLimits(concurrency=1))
+    work = rig.take()
+    rig.bring(work, *[KEY_A] * 5)
+
+    def others() -> None:
+        for _ in range(4):
+            rig.step()
+        assert (rig.consumption.waiting_for_keys, rig.turns.taken) == (4, 1)
+
+    rig.during = others
+    rig.work_off()
+    assert (rig.called, rig.turns.taken) == ([0, 1, 2, 3, 4], 5)
 
 
 def test_a_message_whose_key_is_busy_waits_and_the_next_key_goes_on() -> None:
