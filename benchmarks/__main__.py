@@ -24,6 +24,7 @@ from benchmarks import (
     foreign,
     growth,
     latency,
+    outage,
     parked,
     peers,
     produce,
@@ -40,7 +41,7 @@ from benchmarks import (
     ways,
 )
 from benchmarks.report import around_table, circumstances, write_report
-from benchmarks.scene import scene
+from benchmarks.scene import SECONDS, scene
 
 PARTS = {
     "produce": produce.run,
@@ -69,6 +70,7 @@ PARTS = {
     "console": console.run,
     "scrape": scrape.run,
     "stream": stream.run,
+    "outage": outage.run,
 }
 
 
@@ -99,6 +101,12 @@ def main() -> int:
         help="replication: copy a log of so many GB, too; needs 2.2 times that on the disk",
     )
     parser.add_argument(
+        "--seconds",
+        type=float,
+        default=SECONDS,
+        help="outage: how long the downstream is gone, at --scale 1; default ten minutes",
+    )
+    parser.add_argument(
         "--json", type=Path, default=None, help="also write the figures to this file"
     )
     parser.add_argument(
@@ -124,11 +132,8 @@ def main() -> int:
             parser.error(str(error))
     began = circumstances(sys.argv[1:])
     with scene(arguments.scale, arguments.directory) as where:
-        where.with_peers, where.ahead, where.log_gb = (
-            arguments.peers,
-            arguments.ahead,
-            arguments.log_gb,
-        )
+        where.with_peers, where.ahead = arguments.peers, arguments.ahead
+        where.log_gb, where.seconds = arguments.log_gb, arguments.seconds
         for name in names:
             if arguments.peers:
                 where.peers.update(peers.run(peers.BESIDE.get(name, []), arguments.scale))

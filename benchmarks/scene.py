@@ -25,6 +25,7 @@ from benchmarks.settle import settle
 _numbers = itertools.count()
 ROUNDS = 5
 """Short ones: memory that ``settle`` gave back stays at hand for some two seconds."""
+SECONDS = 600.0
 PATIENCE_S = 120.0
 """A round that takes longer has stalled, and is a failure."""
 
@@ -83,6 +84,8 @@ class Scene:
     ahead: bool = False
     log_gb: float = 0.0
     """Of log that is copied to a slave from the disk, besides the one that is in memory."""
+    seconds: float = SECONDS
+    """How long a downstream is gone."""
 
     def settle(self) -> None:
         """Before measuring, when all processes have started: they take precedence over the

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rmq_ray.actors.workers.deployment import ConsumerApp, consumer, workers
     from rmq_ray.actors.workers.fleet import Workers
     from rmq_ray.client.admin.admin_groups import Offset
+    from rmq_ray.client.consumer.key_limits import KeyLimits
     from rmq_ray.client.interceptors.consume_hooks import (
         ConsumeHook,
         ConsumeHookContext,
@@ -187,6 +188,7 @@ __all__ = [
     "ExtraMissing",
     "GroupInUse",
     "GroupNotFound",
+    "KeyLimits",
     "LikeGroup",
     "LocalTransactionState",
     "MachineRoomNearby",
@@ -318,6 +320,7 @@ _HOMES = {
     "rmq_ray.protocol.transaction": "LocalTransactionState",
     "rmq_ray.protocol.autoscale": "Autoscale",
     "rmq_ray.protocol.breaker": "Breaker",
+    "rmq_ray.client.consumer.key_limits": "KeyLimits",
     "rmq_ray.protocol.scan.scan_positions": "LikeGroup",
     "rmq_ray.model.pulling": "PullStatus",
     "rmq_ray.protocol.filters.subscriptions": "sql",

@@ -182,12 +182,16 @@ class RmqTaskProcessorAdapter(TaskProcessorAdapter):
 
     def get_metrics_sync(self) -> dict[str, Any]:
         """``waiting``: tasks that nobody has ended (those that run included, those whose time has
-        not come not). In a replica also ``running``, ``ready``, ``hung``, and since its start
-        ``succeeded``, ``failed``, ``retried``, ``revoked``, ``unprocessable``, ``lost``.
+        not come not). In a replica also ``running``, ``ready``, ``hung``, ``pauses`` (a breaker is
+        open), and since its start ``succeeded``, ``failed``, ``retried``, ``revoked``,
+        ``unprocessable``, ``lost``.
         """
         found: dict[str, Any] = {"queue": self._settings.queue, "waiting": self._waiting()}
         workers = self._workers
-        return found if workers is None else found | workers.tasks.stats()
+        if workers is None:
+            return found
+        pauses = workers.tasks.pauses or workers.ordered.pauses
+        return found | workers.tasks.stats() | {"pauses": pauses}
 
     def health_check_sync(self) -> list[dict[str, Any]]:
         """One row: ``queue``, ``ok``, and ``reason`` where it is not: no broker answers, or as
@@ -270,7 +274,7 @@ class RmqTaskProcessorAdapter(TaskProcessorAdapter):
         revocations = Revocations(discovery, settings.revoked, self._revoked)
         shared = (settings, consumer, parts.results, revocations, self._handlers)
         tasks = TaskWorker(*shared, self._concurrency, self._clock, gate)
-        ordered = OrderedWorker(*shared, self._concurrency, gate)
+        ordered = OrderedWorker(*shared, self._concurrency, gate, self._clock)
         for part in (revocations, tasks, ordered):
             part.start()
         return _Workers(consumer, revocations, tasks, ordered)

@@ -3,9 +3,11 @@
     rmq_ordered_<queue> ──PushConsumer, orderly──> one task of a queue of the topic at a time
 
 Decides how often a task is tried before its successors go on: tries are counted by what was told
-as STARTED, so that they outlive the process. Groups share the topic's queues: one that is retried
-holds up those of its queue. Invariant: the next task of a group begins after the one before is
-done, or a dead letter.
+as STARTED, so that they outlive the process; a PENDING behind it says that the try does not count,
+since a breaker is open. Meanwhile the queues take turns, and no thread waits: one of them tries its
+first task, the others look again when the next try is due. Groups share the topic's queues: one
+that is retried holds up those of its queue. Invariant: the next task of a group begins after the
+one before is done, or a dead letter.
 """
 
 from __future__ import annotations
@@ -14,23 +16,35 @@ import logging
 import threading
 from typing import Any
 
-from rmq_ray.client.messages.listener import SUCCESS, SUSPEND_CURRENT_QUEUE_A_MOMENT, OrderlyContext
+from rmq_ray.client.messages.listener import (
+    ROLLBACK,
+    SUCCESS,
+    SUSPEND_CURRENT_QUEUE_A_MOMENT,
+    OrderlyContext,
+)
 from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.client.pop.simple_consumer import SimpleConsumer
+from rmq_ray.client.push.listener_breaker import ListenerBreaker
 from rmq_ray.client.push.push_consumer import PushConsumer
+from rmq_ray.clock import Clock
 from rmq_ray.errors import RmqError, TaskTimedOut
 from rmq_ray.guard import attempt
+from rmq_ray.model.ids import MessageQueue
 from rmq_ray.serve.handlers import Cancel, TaskHandlers
 from rmq_ray.serve.result_store import ResultStore
 from rmq_ray.serve.revocations import Revocations
 from rmq_ray.serve.settings import TaskSettings
-from rmq_ray.serve.task_codec import Status, Task, decode_task
+from rmq_ray.serve.task_codec import Status, Task, begun, decode_task
 from rmq_ray.serve.verdicts import TaskOutcome, TaskVerdict, judge, lost, unreadable
 
 LOOK_S = 1.0
 TRIES_MAX = (1 << 31) - 1  # ours, not the consumer's
 STORED_S = 60.0
 SUSPEND_MS = 10, 30_000
+TURN_MS, LOOK_MS = 10.0, 1_000.0
+"""While a breaker is open a queue comes so long behind the turn of the next try, and looks so often
+whether the breaker has closed.
+"""
 
 log = logging.getLogger("rmq_ray.serve")
 
@@ -47,6 +61,7 @@ class OrderedWorker:
         handlers: TaskHandlers,
         concurrency: int,
         gate: threading.Semaphore,
+        clock: Clock,
     ) -> None:
         self._settings = settings
         self._consumer = consumer
@@ -55,6 +70,14 @@ class OrderedWorker:
         self._handlers = handlers
         self._concurrency = concurrency
         self._gate = gate
+        given = settings.breaker
+        self._breaker = None if given is None else ListenerBreaker(given, settings.ordered, clock)
+        self._systemic = None if self._breaker is None else self._breaker.failed
+        self._pause_ms = 0.0 if given is None else given.pause * 1_000
+        self._untried: dict[MessageQueue, tuple[str, int]] = {}
+        """The first task of a queue, and the number of its try that did not count: what was told of
+        that may not be found yet.
+        """
         self._stop = threading.Event()
         self._push: PushConsumer | None = None
         self._thread = threading.Thread(target=self._begin, name="rmq-ordered", daemon=True)
@@ -70,6 +93,11 @@ class OrderedWorker:
         self._thread.join(timeout_s)
         if self._push is not None:
             self._push.stop(max(1, int(timeout_s * 1_000)))
+
+    @property
+    def pauses(self) -> bool:
+        """Whether tasks wait, since most have failed."""
+        return self._breaker is not None and self._breaker.open
 
     def revoke(self, task_id: str) -> None:
         """A coroutine that runs is cancelled."""
@@ -115,12 +143,22 @@ class OrderedWorker:
         if task.id in self._revocations:
             self._told(key, Status.REVOKED, 0, None)
             return SUCCESS
-        tries = 1 + max(message.reconsume_times, self._begun(task.id))
+        if self._breaker is not None and (wait_ms := self._breaker.wait_ms()):
+            return _later(ctx, min(wait_ms + TURN_MS, LOOK_MS))
+        known, tries = self._untried.get(ctx.queue, ("", 0))
+        told = begun(self._results.records(task.id))
+        if known != task.id or told > tries:  # else the last record may be missing
+            tries = 1 + max(message.reconsume_times, told)
         if tries > settings.retries_max + 1:
             self._bury(message, key, tries, lost(tries - 1))
             return SUCCESS
         self._told(key, Status.STARTED, tries, None)
-        verdict = self._run(task, tries)
+        verdict = self._run(task, tries, again=known == task.id and not self.pauses)
+        self._untried.pop(ctx.queue, None)
+        if verdict.action is TaskOutcome.UNTRIED:
+            self._untried[ctx.queue] = task.id, tries
+            self._told(key, Status.PENDING, tries, None)
+            return _later(ctx, self._pause_ms + 2 * min(self._pause_ms, LOOK_MS))
         if verdict.action is TaskOutcome.DONE:
             try:
                 self._told(key, Status.SUCCESS, tries, verdict.result)
@@ -131,8 +169,7 @@ class OrderedWorker:
                 verdict = judge(error, tries, 0)
         if verdict.action is TaskOutcome.AGAIN:
             self._told(key, Status.RETRY, tries, verdict.why)
-            low, high = SUSPEND_MS
-            ctx.suspend_ms = min(high, max(low, round(settings.backoff_s(tries) * 1_000)))
+            _pause(ctx, settings.backoff_s(tries) * 1_000)
             return SUSPEND_CURRENT_QUEUE_A_MOMENT
         if verdict.action is TaskOutcome.REVOKED:
             self._told(key, Status.REVOKED, tries, None)
@@ -140,9 +177,10 @@ class OrderedWorker:
             self._bury(message, key, tries, verdict)
         return SUCCESS
 
-    def _run(self, task: Task, tries: int) -> TaskVerdict:
+    def _run(self, task: Task, tries: int, again: bool) -> TaskVerdict:
         """In a thread of its own: one that hangs is left behind."""
-        ended, outcome = threading.Event(), list[TaskVerdict]()
+        ended, outcome = threading.Event(), list[TaskVerdict | BaseException]()
+        retries_max = self._settings.retries_max
 
         def run() -> None:
             try:
@@ -152,11 +190,7 @@ class OrderedWorker:
                 outcome.append(TaskVerdict(TaskOutcome.DONE, result))
             except BaseException as error:  # noqa: BLE001 - whatever it is, it is the handler's
                 revoked = task.id in self._revocations
-                outcome.append(
-                    TaskVerdict(TaskOutcome.REVOKED)
-                    if revoked
-                    else judge(error, tries, self._settings.retries_max)
-                )
+                outcome.append(TaskVerdict(TaskOutcome.REVOKED) if revoked else error)
             finally:
                 self._cancels.pop(task.id, None)
                 ended.set()
@@ -166,16 +200,16 @@ class OrderedWorker:
             threading.Thread(target=run, name="rmq-ordered-task", daemon=True).start()
             in_time = ended.wait(min(timeout_s, threading.TIMEOUT_MAX))
         if in_time:
-            return outcome[0]
-        self.revoke(task.id)
-        self._handlers.check_loop()
-        error = TaskTimedOut(f"the handler ran for {timeout_s:.1f} s", task.id)
-        return judge(error, tries, self._settings.retries_max)
-
-    def _begun(self, task_id: str) -> int:
-        """Tries that any replica began. None are counted where no results are kept."""
-        records = self._results.records(task_id)
-        return sum(record.status is Status.STARTED for record in records)
+            found = outcome[0]
+        else:  # whatever it comes to, the breaker hears nothing of that
+            self.revoke(task.id)
+            self._handlers.check_loop()
+            found = TaskTimedOut(f"the handler ran for {timeout_s:.1f} s", task.id)
+        if isinstance(found, BaseException):
+            return judge(found, tries, retries_max, self._systemic, again)
+        if self._breaker is not None and found.action is TaskOutcome.DONE:
+            self._breaker.succeeded()
+        return found
 
     def _bury(
         self, message: MessageExt, key: tuple[str, int], tries: int, verdict: TaskVerdict
@@ -199,3 +233,15 @@ class OrderedWorker:
             raise RmqError(f"what became of task {key[0]} could not be stored")
         if failed:
             raise failed[0]
+
+
+def _later(ctx: OrderlyContext, pause_ms: float) -> Any:
+    """The task is handed out again after a pause, and nobody counts that."""
+    ctx.auto_commit = False
+    _pause(ctx, pause_ms)
+    return ROLLBACK
+
+
+def _pause(ctx: OrderlyContext, pause_ms: float) -> None:
+    low, high = SUSPEND_MS
+    ctx.suspend_ms = min(high, max(low, round(pause_ms)))

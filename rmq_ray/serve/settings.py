@@ -21,6 +21,7 @@ from rmq_ray.actors.discovery import account_of, discovery_for, meant_cluster
 from rmq_ray.config import Tls
 from rmq_ray.errors import ConfigError
 from rmq_ray.ports import Discovery
+from rmq_ray.protocol.breaker import Breaker
 from rmq_ray.protocol.validators import check_group, check_topic
 
 PREFIXES = RESULTS, REVOKED, ORDERED = "rmq_results_", "rmq_revoked_", "rmq_ordered_"
@@ -39,7 +40,9 @@ class RmqAdapterConfig:
     long a handler may run. ``retry_backoff_s``: before the first retry, twice as long before each
     further one, up to ``retry_backoff_max_s``. ``pickle``: values that have no plain form are
     pickled, and unpickled by who reads them; trust them. ``queues``: of each topic, on each broker.
-    ``send_timeout_s``: how long a send is tried. Raises ``ConfigError`` for impossible values.
+    ``send_timeout_s``: how long a send is tried. ``breaker``: True, an ``rmq.Breaker`` or a mapping
+    of its fields: while most tasks of a replica fail they wait, and none loses a try. Raises
+    ``ConfigError`` for impossible values.
     """
 
     cluster: str | None = None
@@ -56,6 +59,7 @@ class RmqAdapterConfig:
     pickle: bool = False
     queues: int = 4
     send_timeout_s: float = 15.0  # a killed broker is back by then
+    breaker: Breaker | Mapping[str, Any] | bool | None = None
 
     def __post_init__(self) -> None:
         if self.name_servers is not None and not isinstance(self.name_servers, str):
@@ -72,6 +76,7 @@ class RmqAdapterConfig:
             _check_number(name, getattr(self, name), least, most)
         if type(self.pickle) is not bool:
             raise ConfigError(f"pickle must be True or False, not {self.pickle!r}", self.pickle)
+        object.__setattr__(self, "breaker", Breaker.of(self.breaker))
         self._bind()
 
     def _bind(self) -> None:
@@ -157,6 +162,11 @@ class TaskSettings:
             config.unprocessable_task_queue_name or queue,
             RmqAdapterConfig.of(config.adapter_config),
         )
+
+    @property
+    def breaker(self) -> Breaker | None:
+        """When tasks wait since most of them fail; None: they never do."""
+        return Breaker.of(self.adapter.breaker)
 
     @property
     def results(self) -> str:

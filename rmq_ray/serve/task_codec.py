@@ -155,6 +155,20 @@ def standing(records: Iterable[TaskRecord]) -> TaskRecord | None:
     return newest
 
 
+def begun(records: Iterable[TaskRecord]) -> int:
+    """How many tries of a task count, of those that were told as STARTED: all up to the last one,
+    and that one unless a PENDING for each time that it began says that it did not count. Some of
+    the older records may be missing.
+    """
+    last = counted = 0
+    for record in records:
+        if record.status in (Status.STARTED, Status.PENDING) and record.tries >= last:
+            counted = counted if record.tries == last else 0
+            last = record.tries
+            counted += 1 if record.status is Status.STARTED else -1
+    return last if counted > 0 else max(0, last - 1)
+
+
 def reason(error: BaseException) -> str:
     """As it stands in results, dead letters and the log; never raises."""
     return why(error)[:REASON_MAX].encode("utf-8", "backslashreplace").decode()

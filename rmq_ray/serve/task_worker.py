@@ -4,12 +4,14 @@
        (lease)  (lease is extended)       ├─ raised: RETRY, comes again after the pause
                                           ├─ raised for the last time: dead letter, FAILURE
                                           ├─ longer than it may: the same, its thread is replaced
+                                          ├─ raised while a breaker is open: ready, as if not begun
                                           └─ unknown name, unreadable: dead letter, FAILURE
 
 Decides how many tasks are taken in advance, who takes them (the thread that has nothing to do), and
-how long a lease is extended. Invariants: a task is acknowledged only after its result is stored, so
-one whose replica dies comes again; it is settled once, by its thread or by the keeper; a task that
-was taken is extended until then, and by nobody once the process is gone.
+how long a lease is extended; and which task is tried next while a breaker is open: one that was not
+tried meanwhile, if there is one. Invariants: a task is acknowledged only after its result is
+stored, so one whose replica dies comes again; it is settled once, by its thread or by the keeper; a
+task that was taken is extended until then, and by nobody once the process is gone.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from typing import Any
 
 from rmq_ray.client.pop.receipts import ReceivedMessage
 from rmq_ray.client.pop.simple_consumer import MESSAGES_MAX, SimpleConsumer
+from rmq_ray.client.push.listener_breaker import ListenerBreaker
 from rmq_ray.clock import Clock
 from rmq_ray.errors import ReceiptStale, RmqError, TaskTimedOut
 from rmq_ray.guard import attempt
@@ -37,6 +40,8 @@ WAIT_S, PAUSE_S, TICK_S = 5.0, 0.5, 0.1
 STARTED_AFTER_MS = 100.0
 """A task that runs so long is told as STARTED; of shorter ones only the end is."""
 SPARE_MAX = 256
+UNTRIED_MAX = 256
+"""So many tasks are held at most to find one that does not fail while a breaker is open."""
 READY_S = 30.0
 
 log = logging.getLogger("rmq_ray.serve")
@@ -44,10 +49,15 @@ log = logging.getLogger("rmq_ray.serve")
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """One task that this replica has. ``since_ms``, monotonic: when its handler began."""
+    """One task that this replica has. ``since_ms``, monotonic: when its handler began.
+    ``suspended``: it was put back, since it failed while a breaker was open; ``again``: it is run
+    once more, and the breaker has closed.
+    """
 
     message: ReceivedMessage
     renew_ms: float
+    suspended: bool = False
+    again: bool = False
     task: Task | None = None
     since_ms: float | None = None
     told_started: bool = False
@@ -92,6 +102,9 @@ class TaskWorker:
         self._concurrency = concurrency
         self._clock = clock
         self._gate = gate
+        given = settings.breaker
+        self._breaker = None if given is None else ListenerBreaker(given, settings.queue, clock)
+        self._systemic = None if self._breaker is None else self._breaker.failed
         self._lease_ms = settings.adapter.lease_s * 1_000
         self._timeout_ms = settings.adapter.task_timeout_s * 1_000
         self._changed = threading.Condition()
@@ -119,6 +132,8 @@ class TaskWorker:
         was done.
         """
         self._stop.set()
+        if self._breaker is not None:
+            self._breaker.close()
         end_ms = self._clock.monotonic_ms() + timeout_s * 1_000
         with self._changed:
             self._changed.notify_all()
@@ -150,6 +165,11 @@ class TaskWorker:
             for word in ("succeeded", "failed", "retried", "revoked", "unprocessable", "lost")
         }
 
+    @property
+    def pauses(self) -> bool:
+        """Whether tasks wait, since most have failed."""
+        return self._breaker is not None and self._breaker.open
+
     # --- taking -----------------------------------------------------------------------------------
 
     def _add_thread(self) -> None:
@@ -166,7 +186,7 @@ class TaskWorker:
         """The next task; this thread takes some where none are here and nobody else is at it."""
         while True:  # ends: with a task, or after ``stop``
             with self._changed:
-                if self._ready:
+                if self._ready and not self._wants_another():
                     self._running += 1
                     return self._ready.popleft()
                 if self._stop.is_set():
@@ -175,15 +195,21 @@ class TaskWorker:
                     self._changed.wait(WAIT_S)
                     continue
                 self._taking = True
-                wanted = max(1, self._concurrency - self._running) + self._spare
-            found = self._take(min(MESSAGES_MAX, wanted))
+                if self._ready:
+                    wanted, wait_s = 1, 0.0
+                else:
+                    wanted = max(1, self._concurrency - self._running) + self._spare
+                    wait_s = WAIT_S
+            found = self._take(min(MESSAGES_MAX, wanted), wait_s)
             with self._changed:
                 self._taking = False
                 self._held.update(found)
                 late = self._ended.is_set()
                 first = found.pop(0) if found and not late else None
+                if first is None and self._ready:
+                    first = self._ready.popleft()
                 if not late:
-                    self._ready.extend(found)
+                    self._ready.extendleft(reversed(found))
                 self._running += first is not None
                 self._changed.notify(1 + len(self._ready))
             if late:
@@ -191,15 +217,27 @@ class TaskWorker:
             if first is not None:  # by this thread: waking another one for it takes longer
                 return first
 
+    def _wants_another(self) -> bool:
+        """Whether one that was not tried yet comes before those that wait here: all of these have
+        failed since a breaker opened, perhaps for their own sake.
+        """
+        return (
+            self.pauses
+            and self._ready[0].suspended
+            and len(self._held) < UNTRIED_MAX
+            and not self._taking
+            and not self._stop.is_set()
+        )
+
     def _give_back(self, left_over: list[Held]) -> None:
         for held in left_over:
             if self._claim(held):
                 self._settle(held, held.message.nack)
 
-    def _take(self, count: int) -> list[Held]:
+    def _take(self, count: int, wait_s: float) -> list[Held]:
         lease_s = self._settings.adapter.lease_s
         try:
-            messages = self._consumer.receive(count, invisible=lease_s, wait=WAIT_S)
+            messages = self._consumer.receive(count, invisible=lease_s, wait=wait_s)
             self.trouble = ""
         except Exception as error:  # noqa: BLE001 - told, and asked again: all others wait for this one
             if not self._stop.is_set():
@@ -214,7 +252,7 @@ class TaskWorker:
 
     def _run(self, held: Held) -> bool:
         """False when this thread was replaced meanwhile."""
-        verdict = self._verdict(held)
+        outcome = self._outcome(held)
         mine = self._claim(held)
         with self._changed:
             self._running -= mine
@@ -222,14 +260,15 @@ class TaskWorker:
             surplus = self._alive > self._concurrency + self._hung
             self._alive -= surplus
         if mine:
-            _, fault = attempt(self._carry_out, held, verdict)
+            _, fault = attempt(self._carry_out, held, self._judged(held, outcome))
             if fault is not None:  # it comes again; this thread takes the next
                 self._let_go(held, fault)
         else:
             log.warning("task %s ended after its time: its result is dropped", held.key[0])
         return not surplus
 
-    def _verdict(self, held: Held) -> TaskVerdict:
+    def _outcome(self, held: Held) -> TaskVerdict | BaseException:
+        """What the handler raised, or what became of the task."""
         settings = self._settings
         task, fault = attempt(decode_task, held.message.body, settings.adapter.pickle)
         if fault is not None:
@@ -239,6 +278,8 @@ class TaskWorker:
             return TaskVerdict(TaskOutcome.REVOKED)
         if held.tries > settings.retries_max + 1 + LOSSES_MAX:
             return lost(held.tries - 1)
+        if not self._may_begin(held, task):
+            return TaskVerdict(TaskOutcome.UNTRIED)
         self._gate.acquire()
         held.gated = True
         try:
@@ -247,10 +288,32 @@ class TaskWorker:
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is the handler's
             if self._is_revoked(held, task):
                 return TaskVerdict(TaskOutcome.REVOKED)
-            return judge(error, held.tries, settings.retries_max)
+            return error
         finally:
             self._leave_gate(held)
         return TaskVerdict(TaskOutcome.DONE, result)
+
+    def _may_begin(self, held: Held, task: Task) -> bool:
+        """Behind an open breaker; False when there is nothing to begin any more."""
+        if self._breaker is None:
+            return True
+
+        def over() -> bool:
+            return self._stop.is_set() or self._is_revoked(held, task)
+
+        self._breaker.wait(over)
+        pauses = self._breaker.open
+        held.again = held.suspended and not pauses
+        return not (pauses and over())
+
+    def _judged(self, held: Held, outcome: TaskVerdict | BaseException) -> TaskVerdict:
+        """Of a task that is claimed: of each call the breaker hears once, of a late one nothing."""
+        if isinstance(outcome, BaseException):
+            retries_max = self._settings.retries_max
+            return judge(outcome, held.tries, retries_max, self._systemic, held.again)
+        if self._breaker is not None and outcome.action is TaskOutcome.DONE:
+            self._breaker.succeeded()
+        return outcome
 
     def _leave_gate(self, held: Held) -> None:
         """Once, by its thread or for it."""
@@ -274,6 +337,9 @@ class TaskWorker:
 
     def _carry_out(self, held: Held, verdict: TaskVerdict) -> None:
         """Tell what became of the task; what cannot be told leaves it to come again."""
+        if verdict.action is TaskOutcome.UNTRIED:
+            self._put_back(held)
+            return
         if verdict.action is TaskOutcome.DONE:
             try:
                 self._results.write(
@@ -307,6 +373,23 @@ class TaskWorker:
                 self._bury(held, verdict)
         except RmqError as error:
             self._let_go(held, error)
+
+    def _put_back(self, held: Held) -> None:
+        """Behind those that wait here, as if it had never been begun; a worker that stops gives it
+        back.
+        """
+        again = Held(held.message, held.renew_ms, suspended=True)
+        with self._changed:
+            self._held.discard(held)
+            self._held.add(again)
+            stays = not self._stop.is_set()
+            if stays:
+                self._ready.append(again)
+                self._changed.notify()
+        if held.told_started:
+            self._results.write(held.key, Status.PENDING, held.tries)
+        if not stays:
+            self._give_back([again])
 
     def _bury(self, held: Held, verdict: TaskVerdict) -> None:
         """A dead letter, and FAILURE."""
@@ -403,4 +486,4 @@ class TaskWorker:
         else:
             self.trouble = f"{self._hung} handlers hang for over {self._timeout_ms / 1_000:g} s"
         error = TaskTimedOut(f"the handler ran for {ran_ms / 1_000:.1f} s", held.key[0])
-        self._carry_out(held, judge(error, held.tries, self._settings.retries_max))
+        self._carry_out(held, self._judged(held, error))

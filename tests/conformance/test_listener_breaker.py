@@ -57,6 +57,7 @@ class Downstream:
 def consumer(
     cluster: LiveCluster, topic: str, listener: Downstream, **options: Any
 ) -> PushConsumer:
+    options.setdefault("config", ConsumerConfig(f"g-{topic}", suspend_queue_ms=50))
     return PushConsumer(
         f"g-{topic}",
         listener=listener,

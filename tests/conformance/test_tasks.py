@@ -31,6 +31,7 @@ from rmq_ray.errors import (
     TaskNotEncodable,
 )
 from tests.support.brokers.live_cluster import CLUSTER, SECRET, LiveCluster, LiveProcess
+from tests.support.outcomes import judging
 from tests.support.waiting import eventually
 
 _numbers = itertools.count()
@@ -196,6 +197,44 @@ def test_what_fails_is_tried_again_and_then_is_a_dead_letter_with_its_reason(
     (dead,) = eventually(lambda: tasks.dead(f"{tasks.name}_failed"))
     assert dead.keys == [task_id] and dead.failed_with == failed.result
     assert tasks.dead(f"{tasks.name}_odd") == tasks.dead(tasks.name) == []
+
+
+@pytest.mark.parametrize("group", [None, "in order"])
+def test_an_outage_of_what_tasks_need_costs_no_dead_letter_and_ends_by_itself(
+    bench: Callable[..., Bench], group: str | None
+) -> None:
+    window, count = 5, 40
+    breaker = {"window": window, "pause": 0.05}
+    adapter = {"breaker": breaker, "retry_backoff_s": 0.01, "lease_s": 10.0}
+    tasks = bench(adapter=adapter, max_retries=2)
+    gone, calls, done = threading.Event(), list[int](), list[int]()
+    gone.set()
+
+    def needs(number: int) -> None:
+        if gone.is_set():
+            calls.append(number)
+            raise ConnectionError("the database is gone")
+        done.append(number)
+
+    worker = tasks.work(2, needs=needs)
+    options = {} if group is None else {"message_group": group}
+    ids = [
+        tasks.caller.enqueue_task_sync("needs", args=[number], **options).id
+        for number in range(count)
+    ]
+    eventually(lambda: worker.get_metrics_sync()["pauses"])
+    opened = len(calls)
+    eventually(lambda: len(calls) >= opened + 5)
+    gone.clear()
+    for task_id in ids:
+        tasks.until(task_id, "SUCCESS", "FAILURE")
+    assert not worker.get_metrics_sync()["pauses"]
+    dead = tasks.dead(f"{tasks.name}_failed")
+    with judging():
+        assert len(done) == len(set(done)) == count - len(dead)
+        # one queue waits with the first of its tasks, so that three tries of it come before
+        assert len(dead) <= (window - 1) // 3
+        assert group is None or done == sorted(done)
 
 
 def test_a_dead_letter_that_is_sent_again_is_the_same_task(bench: Callable[..., Bench]) -> None:

@@ -18,7 +18,7 @@ import pytest
 from rmq_ray import errors
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from tests.support.brokers.broker_bench import Bench
-from tests.support.pages import blocks
+from tests.support.pages import all_blocks, blocks
 from tests.support.source_names import source
 from tests.support.source_rules import PACKAGE, ROOT
 from tools import page_tables, reference, shape
@@ -291,6 +291,15 @@ def test_what_the_page_of_ray_data_shows_is_the_example() -> None:
     shown = [text for _, text in blocks("docs/ray-data.md", "There and back")]
     assert len(shown) == 2
     assert not [line for text in shown for line in text.splitlines() if line.strip() not in lines]
+
+
+def test_what_the_page_of_training_shows_is_the_example() -> None:
+    """Line by line in its order; ``tests/ray/test_train_source.py`` runs it."""
+    ((language, shown),) = all_blocks("docs/train.md")
+    assert language == "python" and compile(shown, "docs/train.md", "exec")
+    example = iter((ROOT / "examples" / "train_resume.py").read_text("utf-8").splitlines())
+    missing = [line for line in shown.splitlines() if line not in example]
+    assert not missing, "in the example it stands elsewhere, or not at all"
 
 
 def test_classes_that_the_reference_tells_no_constructor_of_are_public() -> None:

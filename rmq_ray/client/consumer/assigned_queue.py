@@ -103,6 +103,7 @@ class QueueLease:
         "gate",
         "in_work",
         "leaving",
+        "put_back",
     )
 
     def __init__(
@@ -122,6 +123,8 @@ class QueueLease:
         """Handed to the listener and not committed: one, or many when the listener commits by
         itself.
         """
+        self.put_back: Batch | None = None
+        """Failed while a breaker was open, which may have closed since."""
         self._asked_ms = asked_ms
         self._trusted_ms = trusted_ms
         self._lost_ms = -inf

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, TypedDict
 
+from rmq_ray.client.consumer.key_limits import KeyLimits
 from rmq_ray.client.interceptors.consume_hooks import (
     ConsumeHook,
     Filter,
@@ -68,8 +69,9 @@ class PushOptions(TypedDict, total=False):
     (8192 unless given) with the ``columns`` named, all of ``model.arrow`` unless given. ``hooks``:
     ``ConsumeHook`` objects that see each call. ``filters``: functions of a message that return
     False for what the listener shall not get. ``breaker``: True, or an ``rmq.Breaker``: while most
-    calls fail it waits, and no message loses a try. ``namespace``: put before the group and every
-    topic, and taken off the topic of what the listener gets.
+    calls fail it waits, and no message loses a try. ``key_limits``: ``rmq.KeyLimits``, how many
+    messages of one key the listener has at once, or gets in a second. ``namespace``: put before the
+    group and every topic, and taken off the topic of what the listener gets.
     """
 
     orderly: bool
@@ -85,6 +87,7 @@ class PushOptions(TypedDict, total=False):
     hooks: Sequence[ConsumeHook]
     filters: Sequence[Filter]
     breaker: Breaker | Mapping[str, Any] | bool
+    key_limits: KeyLimits | Mapping[str, Any]
     namespace: str
 
 
@@ -123,6 +126,7 @@ class ConsumerSettings:
     hooks: tuple[ConsumeHook, ...] = ()
     filters: tuple[Filter, ...] = ()
     breaker: Breaker | None = None
+    key_limits: KeyLimits | None = None
     auto_commit: bool = True
     auto_commit_interval_ms: int = 5_000
     prefetch_messages: int = 10_000
@@ -160,6 +164,7 @@ def push_settings(
         hooks=check_hooks(options.get("hooks", ())),
         filters=check_filters(options.get("filters", ()), columns),
         breaker=Breaker.of(options.get("breaker")),
+        key_limits=_key_limits(options, orderly, columns, found.config.batch_size),
     )
 
 
@@ -294,6 +299,25 @@ def _columns(options: Mapping[str, Any]) -> tuple[str, ...] | None:
                 repr(name)[:80],
             )
     return found or COLUMNS
+
+
+def _key_limits(
+    options: Mapping[str, Any], orderly: bool, columns: tuple[str, ...] | None, batch_size: int
+) -> KeyLimits | None:
+    found = KeyLimits.of(options.get("key_limits"))
+    if found is None or not (orderly or columns is not None or batch_size > 1):
+        return found
+    if orderly:
+        raise ConfigError(
+            "key_limits beside orderly=True: one message of a queue at a time is stricter; for "
+            "fewer calls a second let the listener wait",
+            "orderly",
+        )
+    raise ConfigError(
+        f"key_limits counts calls for one message: give batch_size=1 and no batch='arrow', not "
+        f"batch_size={batch_size}",
+        batch_size,
+    )
 
 
 def _start_from(options: Mapping[str, Any]) -> ConsumeFromWhere:

@@ -43,6 +43,7 @@ from typing import Any
 
 from rmq_ray.client.consumer.assigned_queue import AssignedQueue, ReadyBatch
 from rmq_ray.client.consumer.consumer_parts import ConsumerParts
+from rmq_ray.client.consumer.key_limits import KeyLimits
 from rmq_ray.client.messages.listener import (
     ACK_ALL,
     DEAD_LETTER_LEVEL,
@@ -53,6 +54,7 @@ from rmq_ray.client.messages.listener import (
 )
 from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.client.push.consuming_threads import ConsumingThreads
+from rmq_ray.client.push.key_limiter import KeyLimiter
 from rmq_ray.client.push.listener_breaker import ListenerBreaker
 from rmq_ray.client.push.send_back import FailedDiscarder, RetrySender
 
@@ -102,7 +104,8 @@ class Claim:
 
 class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
     """The consuming threads of one consumer. ``drained(queue)``: called after a batch was finished,
-    without a lock; ``take``: what of a batch the listener gets, messages unless given.
+    without a lock; ``take``: what of a batch the listener gets, messages unless given; ``limits``:
+    of each key, where batches are one message each.
     """
 
     def __init__(
@@ -113,8 +116,13 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
         drained: Callable[[AssignedQueue], None],
         take: Callable[[ReadyBatch, int, int, int], Any] = ReadyBatch.part_messages,
         breaker: ListenerBreaker | None = None,
+        limits: KeyLimits | None = None,
     ) -> None:
         super().__init__(parts, log, self._look_later, breaker)
+        self._limiter = (
+            None if limits is None else KeyLimiter(limits, parts.clock, parts.delayed, self.submit)
+        )
+        self._waits_first = limits is None  # what waits for its key shall take no turn
         self._listener = listener
         self._take = take
         self._send_back = send_back
@@ -130,7 +138,14 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
         self._calls: dict[int, float] = {}
         """Of batches that are one portion: thread -> when its call began."""
         self._looking = False
+        self._put_back: set[ReadyBatch] = set()
+        """What failed while the breaker was open, and was not called since."""
         self._ready.limit = QUICK_THREADS
+
+    @property
+    def waiting_for_keys(self) -> int:
+        """Messages whose keys have as many calls as they may."""
+        return 0 if self._limiter is None else self._limiter.waiting
 
     def submit(self, batches: Sequence[ReadyBatch]) -> None:
         """Queue batches; those of one queue of messages in the order of their offsets."""
@@ -138,7 +153,9 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
 
     def _handle(self, item: ReadyBatch) -> None:
         try:
-            if item.count <= self._portion:
+            if self._limiter is not None:
+                self._limiter.hand_out(item, self._consume_in_turn)
+            elif item.count <= self._portion:
                 self.consume(item)
             elif self.call_mean_ms < SLOW_CALL_MS and not self.pauses:
                 self._work_off(item)
@@ -148,6 +165,10 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
             log.exception(
                 "a batch of %s from offset %d could not be settled", item.owner.queue, item.first
             )
+
+    def _consume_in_turn(self, batch: ReadyBatch) -> None:
+        self._wait(batch)
+        self.consume(batch)
 
     def _is_over(self, item: ReadyBatch) -> bool:
         return item.owner.process.dropped
@@ -299,7 +320,7 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
     def consume(self, batch: ReadyBatch) -> None:
         """Call the listener and settle the result, in the calling thread."""
         work, clock = batch.owner, self._parts.clock
-        now_ms = clock.now_ms()
+        now_ms, again = clock.now_ms(), self._comes_again(batch)
         if not self._begin(batch, now_ms):
             return
         ctx, me = ConsumeContext(self._parts.group, work.queue), get_ident()
@@ -323,7 +344,16 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
                 self._breaker.succeeded()
             self._finish(batch, batch.count, 0)
         else:
-            self._settle_failures(batch, verdict)
+            self._settle_failures(batch, verdict, again)
+
+    def _comes_again(self, batch: ReadyBatch) -> bool:
+        """Whether it was put back, and the breaker has closed since: if it fails once more, it does
+        so for its own sake.
+        """
+        if batch not in self._put_back:
+            return False
+        self._put_back.discard(batch)
+        return not self.pauses
 
     def _finish(self, batch: ReadyBatch, done: int, failed: int) -> None:
         """``failed`` messages were sent back or dropped, the others are done."""
@@ -339,9 +369,11 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
         if work.held_back:
             self._drained(work)
 
-    def _settle_failures(self, batch: ReadyBatch, verdict: ConsumeVerdict) -> None:
+    def _settle_failures(
+        self, batch: ReadyBatch, verdict: ConsumeVerdict, again: bool = False
+    ) -> None:
         work = batch.owner
-        if self._is_no_fault_of(verdict):
+        if self._is_no_fault_of(verdict) and not again:
             self._call_again(batch)
             return
         failed = batch.take(batch.started_ms)[verdict.done :]
@@ -375,6 +407,7 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
             if batch.owner.process.dropped or not batch.owner.process.holds(batch):
                 return
             batch.started_ms = 0
+            self._put_back.add(batch)
         self._ready.put_all((batch,))
 
     def _keep(self, batch: ReadyBatch, kept: list[MessageExt], done: int, failed: int) -> None:

@@ -171,6 +171,8 @@ class OrderlyConsumption(ConsumingThreads[AssignedQueue]):
             if lease.leaving or not work.process.begin(batch, now_ms):
                 return 0.0
             lease.in_work.append(batch)
+        if self.pauses:
+            lease.put_back = None
         assert isinstance(batch, ReadyBatch)
         ctx, clock = OrderlyContext(self._parts.group, work.queue), self._parts.clock
         began_ms = clock.monotonic_ms()
@@ -200,8 +202,10 @@ class OrderlyConsumption(ConsumingThreads[AssignedQueue]):
             if verdict.step in (OrderlyStep.COMMIT, OrderlyStep.KEEP):
                 self._breaker.succeeded()
             elif verdict.step is OrderlyStep.SUSPEND and self._breaker.failed(verdict.why):
-                lease.in_work.remove(batch)  # as if it had never been called
-                return pause_ms(ctx, self._parts.config.suspend_queue_ms)
+                again, lease.put_back = lease.put_back is batch, batch
+                if not again:  # once more although the breaker had closed: for its own sake
+                    lease.in_work.remove(batch)  # as if it had never been called
+                    return pause_ms(ctx, self._parts.config.suspend_queue_ms)
         if verdict.fault is not None:
             now_ms = self._parts.clock.now_ms()
             self._report(batch.take(now_ms), verdict.fault, self._retries_max())

@@ -61,6 +61,8 @@ class ConsumingThreads(ABC, Generic[T]):
     ) -> None:
         self._parts = parts
         self._breaker = breaker
+        self._waits_first = True
+        """Whether each item has its turn behind an open breaker, not only what is called."""
         self._log = log
         self._ready: ReadyQueue[T | None] = ReadyQueue(held)
         self._threads: list[threading.Thread] = []
@@ -112,6 +114,11 @@ class ConsumingThreads(ABC, Generic[T]):
         """Whether threads wait, since most calls have failed."""
         return self._breaker is not None and self._breaker.open
 
+    @property
+    def waiting_for_keys(self) -> int:
+        """Messages whose keys have as many calls as they may."""
+        return 0
+
     def stop(self, timeout_ms: float) -> bool:
         """Let running listeners end and settle; False when some still run after ``timeout_ms``."""
         self.halt()
@@ -139,9 +146,14 @@ class ConsumingThreads(ABC, Generic[T]):
                 continue
             if item is None:
                 return
-            if self._breaker is not None:
-                self._breaker.wait(partial(self._is_over, item))
+            if self._waits_first:
+                self._wait(item)
             self._handle(item)
+
+    def _wait(self, item: T) -> None:
+        """Behind an open breaker, or not at all."""
+        if self._breaker is not None:
+            self._breaker.wait(partial(self._is_over, item))
 
     def _report(
         self, messages: Sequence[MessageExt], fault: BaseException, retries_max: int

@@ -75,6 +75,11 @@ class ListenerBreaker:
                 self._line.remove(me)
                 self._changed.notify_all()  # another one is the first now
 
+    def wait_ms(self) -> float:
+        """How long one that does not stand in line has to wait; 0 = a call may be made now."""
+        with self._changed:
+            return self._state.wait_ms(self._clock.monotonic_ms())
+
     def succeeded(self) -> None:
         """A call is done with its messages."""
         with self._changed:

@@ -107,7 +107,7 @@ class PushEngine(ConsumerEngine):
             FlowControl(config, inf if orderly else None),
             subscriptions,
             assigned,
-            cut_messages=0 if orderly else claim_messages(config.batch_size),
+            cut_messages=0 if orderly or settings.key_limits else claim_messages(config.batch_size),
         )
         super().__init__(parts, data)
         self._limits = config
@@ -159,7 +159,13 @@ class PushEngine(ConsumerEngine):
             )
         failed = FailedDiscarder(parts.group) if settings.broadcasting else send_back
         return ConcurrentConsumption(
-            parts, self.invoker.call, failed, drained, self.invoker.take, breaker
+            parts,
+            self.invoker.call,
+            failed,
+            drained,
+            self.invoker.take,
+            breaker,
+            settings.key_limits,
         )
 
     def begin(self) -> None:
@@ -406,6 +412,7 @@ class PushEngine(ConsumerEngine):
             "offsets_moved": self.offsets_moved,
             "listener_faults": self.consumption.listener_faults,
             "listener_pauses": self.consumption.pauses,
+            "waiting_for_keys": self.consumption.waiting_for_keys,
             "held_back": {
                 pressure.value: count for pressure, count in self.parts.flow.held_back.items()
             },

@@ -10,9 +10,11 @@ import pytest
 from ray.serve.schema import TaskProcessorConfig
 
 from rmq_ray.errors import ClientError, ConfigError
+from rmq_ray.protocol.breaker import Breaker
 from rmq_ray.serve.settings import RmqAdapterConfig, TaskSettings
 
 WHERE = {"name_servers": ["127.0.0.1:9876"]}
+OFF = {"breaker": False}
 
 
 def settings(**given: Any) -> TaskSettings:
@@ -38,6 +40,13 @@ def test_pauses_double_up_to_their_limit() -> None:
     assert [found.backoff_s(tries) for tries in (1, 2, 3, 4, 10_000)] == [0.5, 1, 2, 3, 3]
 
 
+@pytest.mark.parametrize("given", [True, {}, Breaker()])
+def test_a_breaker_is_none_or_that_of_a_consumer(given: Any) -> None:
+    assert settings().breaker is None and settings(adapter_config=WHERE | OFF).breaker is None
+    found = settings(adapter_config=WHERE | {"breaker": given})
+    assert found.breaker == Breaker() == pickle.loads(pickle.dumps(found)).breaker
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -48,6 +57,8 @@ def test_pauses_double_up_to_their_limit() -> None:
         ({"result_ttl_s": float("nan")}, "result_ttl_s"),
         ({"queues": 0}, "queues"),
         ({"pickle": 1}, "pickle"),
+        ({"breaker": {"share": 2}}, "breaker"),
+        ({"breaker": "yes"}, "breaker"),
         (7, "mapping"),
     ],
 )

@@ -12,6 +12,7 @@ from rmq_ray.serve.task_codec import (
     Status,
     Task,
     TaskRecord,
+    begun,
     decode_record,
     decode_task,
     encode_record,
@@ -103,3 +104,24 @@ def test_a_reason_is_text_whatever_the_exception_does() -> None:
     assert reason(Odd()) == "Odd: (its text cannot be had)"
     assert reason(ValueError("\ud800")) == "ValueError: \\ud800"
     assert len(reason(ValueError("x" * 10_000))) == 4_096
+
+
+@pytest.mark.parametrize(
+    ("told", "tries"),
+    [
+        ("", 0),
+        ("S1", 1),
+        ("S1 R1 S2 R2 S3", 3),
+        ("S1 P1", 0),
+        ("S1 P1 S1 P1 S1", 1),
+        ("S1 R1 S2 P2 S2 P2", 1),
+        ("S1 R1 S2 P2 S2", 2),
+        ("P2 S2 P2 S2 P2", 1),  # older ones are not found any more
+        ("S2 P2 S2 S2", 2),  # a worker died
+        ("S1 R1 S2 R2 S3 P3 S1", 2),  # in another order
+    ],
+)
+def test_tries_that_were_told_as_pending_do_not_count(told: str, tries: int) -> None:
+    kinds = {"S": Status.STARTED, "P": Status.PENDING, "R": Status.RETRY}
+    records = [record(kinds[one[0]], int(one[1:])) for one in told.split()]
+    assert begun(reversed(records)) == begun(records) == tries
