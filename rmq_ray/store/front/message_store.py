@@ -329,9 +329,9 @@ class MessageStore:
     @property
     def durable_offset(self) -> int:
         """Log offset up to which an acknowledgement may be given: synced (SYNC_FLUSH), or in the
-        kernel (ASYNC_FLUSH).
+        kernel (ASYNC_FLUSH). What is on the disk: ``flushed_offset``.
         """
-        return self.opened.visibility.durable
+        return self.opened.visibility.acknowledgeable
 
     # --- read -------------------------------------------------------------------------------------
 

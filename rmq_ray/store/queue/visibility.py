@@ -76,9 +76,9 @@ class Visibility:
         self.offset, self.last_ms, self.last_record = log_offset, last_ms, last_record
 
     @property
-    def durable(self) -> int:
+    def acknowledgeable(self) -> int:
         """Log offset up to which an acknowledgement may be given: synced (SYNC_FLUSH), or in the
-        kernel (ASYNC_FLUSH).
+        kernel (ASYNC_FLUSH). What is on the disk: ``CommitLog.durable``.
         """
         return self._log.durable if self._is_sync else self._log.committed
 
@@ -146,8 +146,8 @@ class Visibility:
     def _limit(self) -> int:
         if self._log.failure is not None:
             return -1
-        durable = self.durable
-        return durable if self._replicated is None else min(durable, self._replicated)
+        limit = self.acknowledgeable
+        return limit if self._replicated is None else min(limit, self._replicated)
 
     def _dispatch(
         self, frame: Written, queue_offset: int, log_offset: int, store_ms: int, sys_flag: int
