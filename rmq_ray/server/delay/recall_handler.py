@@ -97,7 +97,7 @@ class RecallHandler:
         end = 0 if store is None else store.end_offset
         if not timed.is_cancelled(newest.queue_offset):
             if path.sync:
-                path.acks.admit(0)
+                path.acks.check_room(0)
             end = timed.cancel(newest.queue_offset, handle.topic, newest.log_offset)
         fields = {"msgId": handle.unique_key}
         if not path.sync:

@@ -109,7 +109,7 @@ class SendBackHandler:
             header.origin_message_id,
         )
         if path.sync:
-            path.acks.admit(len(record.body))
+            path.acks.check_room(len(record.body))
         if plan.delay_level:
             properties[DELAY] = str(plan.delay_level)
         properties = with_failure(properties, header.failed_with, header.failed_on)

@@ -117,16 +117,16 @@ class SendPath:
         """
         self.gate.check_open()
         if self.sync:
-            self.acks.admit(size)
+            self.acks.check_room(size)
             self.replication.admit()
             store = self.keeper.store
-            self.fast.admit(
+            self.fast.check_disk(
                 self.acks.oldest_wait_ms(
                     self.clock.monotonic_ms(), 0 if store is None else store.durable_offset
                 )
             )
         else:
-            self.fast.admit()
+            self.fast.check_disk()
 
     def later(self, command: Command, peer: Peer, topic: str) -> None:
         """Run ``command`` again when its new topic is on disk; its body is copied, the connection
@@ -305,7 +305,7 @@ class FastFailure:
         """Settings were changed."""
         self._stale_ms, self._disk_busy_ms = config.stale_send_ms, config.disk_busy_ms
 
-    def admit(self, oldest_wait_ms: float = 0.0) -> None:
+    def check_disk(self, oldest_wait_ms: float = 0.0) -> None:
         """Raises ``BrokerBusy`` when sends are to be refused now. ``oldest_wait_ms``: how long the
         oldest send waits for its flush.
         """
@@ -359,7 +359,7 @@ class Acknowledgements:
         """Settings were changed."""
         self._bytes_max = config.in_flight_bytes_max
 
-    def admit(self, size: int) -> None:
+    def check_room(self, size: int) -> None:
         """Raises ``BrokerBusy`` when ``size`` more bytes would exceed the limit; called before
         anything is written.
         """

@@ -235,7 +235,7 @@ class TransactionHandlers:
             outcomes.append(self._judge(one, pending) if isinstance(one, HalfEnding) else one)
         size = sum([len(ending.half.body) for ending in pending.values()])
         if path.sync and pending:
-            path.acks.admit(size)
+            path.acks.check_room(size)
         store = path.keeper.store
         end = (
             transactions.finish(list(pending.values()))

@@ -49,9 +49,9 @@ def test_answers_keep_their_order_even_when_a_repeat_is_durable_already() -> Non
 
 def test_beyond_the_limit_of_bytes_sends_are_refused() -> None:
     acks, _ = waiting(*range(10, 19))
-    acks.admit(100)
+    acks.check_room(100)
     with pytest.raises(BrokerBusy):
-        acks.admit(101)
+        acks.check_room(101)
 
 
 def test_a_failed_log_leaves_all_waiters_in_doubt() -> None:

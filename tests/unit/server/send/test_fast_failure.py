@@ -45,15 +45,15 @@ def append(fast: FastFailure, clock: ManualClock, took_ms: float) -> None:
 @pytest.mark.seed("S0-015")
 def test_what_gathered_during_slow_writes_is_refused_until_the_loop_has_been_through() -> None:
     fast, clock, loop = made()
-    fast.admit()
+    fast.check_disk()
     append(fast, clock, 150.0)
-    fast.admit()
+    fast.check_disk()
     append(fast, clock, 60.0)
     for _ in range(2):
         with pytest.raises(BrokerBusy, match=r"\[TIMEOUT_CLEAN_QUEUE\].*210ms"):
-            fast.admit()
+            fast.check_disk()
         loop.turn()
-    fast.admit()
+    fast.check_disk()
     assert not loop.calls, "nothing runs while the disk is well"
 
 
@@ -61,18 +61,18 @@ def test_fast_writes_are_not_added_up_and_zero_switches_off() -> None:
     fast, clock, loop = made()
     for _ in range(1_000):
         append(fast, clock, 10.0)
-    fast.admit()
+    fast.check_disk()
     assert not loop.calls
     fast, clock, loop = made(stale_ms=0)
     append(fast, clock, 9_000.0)
-    fast.admit()
+    fast.check_disk()
 
 
 def test_flushes_that_hang_refuse_new_sends() -> None:
     fast, _, _ = made()
-    fast.admit(1_000.0)
+    fast.check_disk(1_000.0)
     with pytest.raises(BrokerBusy, match="PCBUSY_CLEAN_QUEUE"):
-        fast.admit(1_001.0)
+        fast.check_disk(1_001.0)
 
 
 @pytest.fixture
