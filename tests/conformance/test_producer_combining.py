@@ -304,7 +304,7 @@ def test_a_group_nobody_waits_for_any_more_leaves_its_place_to_others(cluster: T
         with concurrent.futures.ThreadPoolExecutor(3) as pool:
             places = list(pool.map(enter, range(3)))
         for _ in range(ALONE_MAX):
-            core.coalescer.leave(queue)
+            core.coalescer.lone_ended_to(queue)
         for place in places:
             assert place is not None
             group, index = place  # type: ignore[misc]

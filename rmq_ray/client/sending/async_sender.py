@@ -302,7 +302,7 @@ class AsyncSender:
 
     def _over(self, send: AsyncSend, flight: InFlightSend) -> None:
         """Its frame is stored or given up."""
-        error = flight.error(self._clock.monotonic_ms())
+        error = flight.finish(self._clock.monotonic_ms())
         if error is None and flight.stored is not None:
             send.told.queue, send.told.stored = flight.stored.queue, flight.stored
             error = flight.unconfirmed()

@@ -1,17 +1,17 @@
-"""Threads that ask at once share frames: one of a crowd that finds enough frames out joins a group,
-which leaves when a frame was answered.
+"""Threads that ask at once share frames. A crowd is ``CROWD_MIN`` threads or more that are in a
+request for one key. Of a crowd, whoever finds two frames unanswered joins a group and sleeps.
 
-    few threads   alone: one item, one frame each, written by the calling thread
-    a crowd       two frames are out: join the open group and sleep ── an answer comes ──> its
-                  threads wake one another, two at a time, and ask again: who makes the open group
-                  half of all threads here, or is the last one to wake, ships it
+    fewer threads  alone: one item, one frame each, written by the calling thread
+    a crowd        two frames are out: join the open group and sleep ── an answer comes ──> its
+                   threads wake one another, two at a time, and ask again: who makes the open group
+                   half of all threads here, or is the last one to wake, ships it
 
 One thread's request is one round trip, as ever; the more threads, the more items a frame. With many
-threads two frames take turns: one is at the broker while the threads of the other wake and gather;
-while nobody here is awake, more go out. A group leaves at most 2 ms after an answer that freed a
+threads two frames take turns: one is at the broker while the threads of the other wake and gather.
+While nobody here is awake, more go out. A group is sent at most 2 ms after an answer that freed a
 place, however long threads take. Decides who goes alone, who joins, who wakes whom and when a group
-leaves, and what a group of messages becomes on the wire (``SendCoalescer``). Halves and ends of
-transactions are grouped by the same rules (``client.transaction.transaction_sending``).
+is sent, and what messages become on the wire (``SendCoalescer``). Halves and ends of transactions
+are grouped by the same rules (``client.transaction.transaction_sending``).
 
     member   WAITING ──its frame ends──> READY, in line ──one before it wakes──> AWAKE
              ──it looks at the line──> gone
@@ -21,8 +21,8 @@ lock and are switched to twice each.
 
 Invariants: while a key has an open group, a frame of that key is out or threads are waking, whose
 end ships the group; a member's lock is released by whoever made it AWAKE, once; each frame out
-belongs to exactly one ``left`` or one group's end. A line that stops (a thread was killed while it
-was AWAKE) goes on within half a second: who is READY for longer wakes by itself.
+belongs to exactly one ``lone_ended`` or one group's end. A line that stops (a thread was killed
+while it was AWAKE) goes on within half a second: who is READY for longer wakes by itself.
 
 Invariants of messages: a frame is stored whole or not at all; each thread gets a verdict of its
 own: of a frame that is refused because of one message, every thread sends its message again, alone,
@@ -167,8 +167,8 @@ class GroupCommit(ABC, Generic[Item, G]):
         """
 
     def join(self, key: Any, item: Item, size: int, make: Callable[[], G]) -> tuple[G, int] | None:
-        """A place in a group of ``key``; None = go alone, and call ``left`` afterwards whatever
-        happens. ``make``: a new group.
+        """A place in a group of ``key``; None = go alone, and call ``lone_ended`` afterwards
+        whatever happens. ``make``: a new group.
         """
         with self._lock:
             out = self._out.get(key, 0)
@@ -194,8 +194,8 @@ class GroupCommit(ABC, Generic[Item, G]):
             self._ship(due)
         return group, index
 
-    def left(self, key: Any) -> None:
-        """A frame of ``key`` that went alone is answered: the open group takes its place, if there
+    def lone_ended(self, key: Any) -> None:
+        """A frame of ``key`` that went alone is over: the open group leaves in its place, if there
         is one.
         """
         with self._lock:
@@ -205,10 +205,8 @@ class GroupCommit(ABC, Generic[Item, G]):
         if due is not None:
             self._ship(due)
 
-    def leave_behind(self, group: G) -> None:
-        """An open group that has waited too long to be joined leaves now, though many frames are
-        out.
-        """
+    def ship_now(self, group: G) -> None:
+        """An open group that has waited too long to be joined leaves now, whatever is out."""
         with self._lock:
             found = self._open.get(group.key) is group
             if found:
@@ -378,7 +376,7 @@ class SendCoalescer(GroupCommit[SendRequest, MessageGroup]):
         self, message: SendRequest, queue: MessageQueue, began_ms: float
     ) -> tuple[MessageGroup, int] | None:
         """A place in a group for ``queue``'s broker; None = go alone, to ``queue``, and call
-        ``leave`` afterwards whatever happens.
+        ``lone_ended_to`` afterwards whatever happens.
 
         ``began_ms``: when the message's time began to run, monotonic.
         """
@@ -387,7 +385,7 @@ class SendCoalescer(GroupCommit[SendRequest, MessageGroup]):
         if (
             found is not None and found.began_ms < began_ms - self._apart_ms
         ):  # its frame would take that much time from this message
-            self.leave_behind(found)
+            self.ship_now(found)
         return self.join(
             key,
             message,
@@ -395,9 +393,9 @@ class SendCoalescer(GroupCommit[SendRequest, MessageGroup]):
             lambda: MessageGroup(key, queue, began_ms),
         )
 
-    def leave(self, queue: MessageQueue) -> None:
-        """A frame that was for ``queue``'s broker is answered."""
-        self.left((queue.topic, queue.broker_name))
+    def lone_ended_to(self, queue: MessageQueue) -> None:
+        """``lone_ended`` of a frame that went to ``queue``'s broker."""
+        self.lone_ended((queue.topic, queue.broker_name))
 
     def wait(self, group: MessageGroup, index: int) -> SendResult:
         """Sleep until the group is answered, or its time is over. Raises a ``SendError``."""

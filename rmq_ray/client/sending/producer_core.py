@@ -233,7 +233,7 @@ class ProducerCore:
                 self.payload(message, timeout_ms), queue, False, timeout_ms, started_ms
             )
         finally:
-            self.coalescer.leave(queue)
+            self.coalescer.lone_ended_to(queue)
 
     def send_async(self, message: SendRequest, timeout_ms: float) -> SendFuture:
         """One message into its batch; special kinds at once."""

@@ -218,7 +218,7 @@ class InFlightSend:
             callback(error)
 
     def ended(self, outcome: Outcome, now_ms: float) -> Decision | None:
-        """An attempt has ended. What follows; None: nothing, it is stored or ``error`` says why
+        """An attempt has ended. What follows; None: nothing, it is stored or ``finish`` says why
         not.
         """
         if isinstance(outcome, Command) and outcome.code in STATUS_OF_CODE:
@@ -258,9 +258,9 @@ class InFlightSend:
             self._move()
         self.brokers_sent.append(self.queue.broker_name)
 
-    def error(self, now_ms: float) -> SendError | None:
-        """It is over, and counted: the typed error of giving up; None: it is stored, perhaps less
-        safely than asked for. What never got to an attempt was held up on this side.
+    def finish(self, now_ms: float) -> SendError | None:
+        """It is over: count it. Returns the typed error of giving up; None: it is stored, perhaps
+        less safely than asked for. What never got to an attempt was held up on this side.
         """
         is_stored = self._unreadable is None and self.stored is not None
         self._engine.counters.ended(
@@ -282,8 +282,8 @@ class InFlightSend:
         )
 
     def place(self, now_ms: float) -> StoredAt:
-        """Where it is stored, or ``error`` raised."""
-        error = self.error(now_ms)
+        """``finish``; where it is stored, or its error raised."""
+        error = self.finish(now_ms)
         if error is not None:
             raise error
         assert self.stored is not None

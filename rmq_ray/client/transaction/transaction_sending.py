@@ -159,7 +159,7 @@ class HalfSending:
         try:
             return self._alone(message, queue, False, timeout_ms, started_ms, None)
         finally:
-            self._coalescer.leave(queue)
+            self._coalescer.lone_ended_to(queue)
 
     def payload(
         self, messages: Sequence[SendRequest], wait_ms: float, immunity_s: int | None
@@ -234,7 +234,7 @@ class EndSender(GroupCommit[End, EndGroup]):
                     1,
                 )[0]
             finally:
-                self.left(broker_name)
+                self.lone_ended(broker_name)
         group, index = place
         self.sleep(group, index, timeout_ms)
         outcome = group.outcome

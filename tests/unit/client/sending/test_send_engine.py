@@ -120,7 +120,7 @@ def test_what_is_stored_less_safely_is_the_result_when_no_better_place_is_found(
     assert (decision is not None) is elsewhere
     if decision is not None:
         assert send.ended(ConnectionLost("gone"), 2.0) is None, "its one repeat is over"
-    assert send.error(3.0) is None
+    assert send.finish(3.0) is None
     assert send.place(3.0).result("id").status is SendStatus.FLUSH_DISK_TIMEOUT
     assert send.place(3.0).queue_offset == 7
 
@@ -140,9 +140,9 @@ def test_what_never_got_to_an_attempt_was_held_up_here_and_what_had_no_answer_ma
     )
     payload: Any = SimpleNamespace(topic="orders", message_ids=("id",))
     held = engine.in_flight(payload, queue, False, 1_000.0, 0.0)
-    assert isinstance(held.error(1_000.0), BrokerBusy)
+    assert isinstance(held.finish(1_000.0), BrokerBusy)
     lost = engine.in_flight(payload, queue, False, 1_000.0, 0.0)
     assert lost.ended(ConnectionLost("gone"), 5.0) is None
-    assert type(lost.error(6.0)) is SendUnknown
+    assert type(lost.finish(6.0)) is SendUnknown
     with pytest.raises(SendUnknown, match="may be stored"):
         lost.place(6.0)
