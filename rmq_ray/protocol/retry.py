@@ -2,10 +2,11 @@
 (protocol-behaviour 8).
 
 Decides per send, for as many attempts as its overall time-out and its number of retries allow. Does
-not send, sleep or choose queues. Pure: ``now_ms`` is an argument (monotonic).
+not send, sleep or choose queues. Pure: ``now_ms`` is an argument (monotonic). A send *stays* on its
+broker where there is one only, or the queue is fixed; an idempotent one does, too, once it may be
+stored there. Any other send *goes elsewhere*.
 
-    failure                         one broker, fixed queue, or idempotent  several brokers
-                                    and possibly stored on this broker name
+    failure                         stays on its broker                     goes elsewhere
     nothing sent                    pause 10 ms doubling to 200 ms, same    counted, another
                                     frame, not counted                      broker
     busy, recovering, closing       the same                                another broker, not

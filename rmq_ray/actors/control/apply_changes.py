@@ -1,4 +1,5 @@
-"""Carries out what a changed topology file makes of a cluster that runs (``changes``).
+"""Makes the controller of a cluster from a plan (``create_controller``), and carries out what a
+changed topology file makes of a cluster that runs (``changes``), for which it may be replaced.
 
     refusals?  ─> nothing is done
     set        each copy takes its settings while it runs

@@ -3,7 +3,7 @@ secret, supervises, and decides who is master.
 
 It decides nothing about messages. State machine: STARTING -> SERVING | FAILED, and STOPPING at the
 end. Members that hang are killed (Ray restarts them), members that are gone are created again,
-never with a new store (``members``). With slaves it keeps a ledger of who is master and runs
+never with a new store (``supervisor``). With slaves it keeps a ledger of who is master and runs
 elections (``elections``); a controller that starts again reads it and goes on: it is never FAILED,
 elects and supervises whoever runs at once, and tries again what did not come up. Where connections
 need an account it keeps the one store of them (``account_store``), beside everything else.

@@ -3,11 +3,12 @@
 ``core.broker_core`` makes the rooms in this order. Each is a small value; a part takes the rooms
 that it works in and binds what it uses of them:
 
-    BrokerRuntime    here               who it is; its clock, files and threads; what it counts
-    BrokerStorage    tables.storage     the store's keeper, and the tables beside the log
-    Writers    send.writers       what stores single messages
-    Timers     admin.timers       what waits for its time
-    Clients    admin.clients      who is connected: members, pulls, pops
+    room            module            what is in it
+    BrokerRuntime   here              who it is; its clock, files and threads; what it counts
+    BrokerStorage   tables.storage    the store's keeper, and the tables beside the log
+    Writers         send.writers      what stores single messages
+    Timers          admin.timers      what waits for its time
+    Clients         admin.clients     who is connected: members, pulls, pops
 
 Answers that come later go through a ``base.responses.Responder``.
 """

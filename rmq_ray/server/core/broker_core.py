@@ -5,8 +5,9 @@ Decides: what each part is handed, how often periodic work runs. Does not decide
 served and how errors become answers (``dispatch``), or anything about messages: handlers, rules and
 the store do. ``Broker`` gives it a port and a loop; tests drive it directly.
 
-Invariants: one loop calls everything here; ``handle`` never blocks on a disk's sync and never
-raises an ``RmqError``.
+Invariants: one loop calls everything here; in a thread run only ``_make_store``, ``_read_tables``,
+``_remove_handed_out`` and the work that ``close`` returns. ``handle`` never blocks on a disk's sync
+and never raises an ``RmqError``.
 """
 
 from __future__ import annotations

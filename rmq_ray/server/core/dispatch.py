@@ -7,6 +7,8 @@ serves reads: pulls, scans, queries, offsets, heartbeats (so that it knows the s
 those who read from it); sends are refused by the topic gate with the topic's name, the end of a
 transaction has an answer of its own. Does not decide anything about messages: handlers do.
 
+Hands requests to handlers; ``store.queue.dispatcher`` is another thing, for records.
+
 Invariants: one loop calls everything here; nothing here raises an ``RmqError`` of a request.
 """
 

@@ -11,9 +11,9 @@ hold service wakes while it answers: at deadlines, by its scan, and where an arr
 is no service, or one that is dead or hangs. Does not decide which pull an arrival wakes
 (``protocol.hold_table``), how the service is spoken to (``hold_link``).
 
-Invariants: a parked pull is answered at most once, and goes from here then; that of a closed
-connection goes without an answer. ``rerun`` is never called from within ``park`` or ``arrived``,
-but in a later turn of the loop.
+Invariants: a parked pull is answered at most once, and leaves ``_parked`` before that; that of a
+closed connection leaves without an answer. ``rerun`` is never called from within ``park`` or
+``arrived``, but in a later turn of the loop.
 """
 
 from __future__ import annotations

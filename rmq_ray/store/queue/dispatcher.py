@@ -7,6 +7,7 @@
 
 Half messages carry NOT: they live in a topic of their own. Decides which records are queued and
 indexed, under which keys, with which tags code and bit map. Does not decide when (``visibility``).
+For records; ``server.core.dispatch`` is another thing, for requests.
 
 Invariants: a record that was dispatched before changes nothing, so recovery may begin earlier than
 needed; a record is queued before it is indexed.
