@@ -29,44 +29,8 @@ from typing import Any, NamedTuple
 import rmq_ray.arrays as np
 from rmq_ray.errors import StoreCorrupt
 from rmq_ray.model.checksum import crc32
-from rmq_ray.model.hashing import java_hash, tags_code
 from rmq_ray.model.message import NAME_SEPARATOR, PROPERTY_SEPARATOR, TAGS, SysFlag
 from rmq_ray.value import Value
-
-__all__ = [
-    "BLANK",
-    "BLANK_BYTES_MIN",
-    "BLANK_MAGIC",
-    "CRC_MASK",
-    "HEADER",
-    "HEADER_BYTES",
-    "MAGIC",
-    "OVERHEAD_BYTES",
-    "PROPERTIES_BYTES_MAX",
-    "RECORD_BYTES_OVER_BODY_MAX",
-    "TOPIC_BYTES_MAX",
-    "Record",
-    "RecordParts",
-    "body_crc",
-    "decode_record",
-    "encode_record",
-    "find_fault",
-    "headers",
-    "headers_at",
-    "host_lengths",
-    "java_hash",
-    "offset_message_id",
-    "offset_message_ids",
-    "pack_host",
-    "pack_host_v4",
-    "parse_offset_message_id",
-    "property_value",
-    "record_header",
-    "record_parts",
-    "tag_of",
-    "tags_code",
-    "unpack_host",
-]
 
 MAGIC = 0xDAA320A7
 BLANK_MAGIC = 0xCBD43194

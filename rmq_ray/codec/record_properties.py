@@ -23,7 +23,7 @@ import numpy as np
 from rmq_ray.arrays import Array
 from rmq_ray.codec.alike_properties import ROWS_MIN, alike_facts
 from rmq_ray.codec.label_columns import read_labels
-from rmq_ray.codec.record import tags_code, texts_at
+from rmq_ray.codec.record import texts_at
 from rmq_ray.codec.record_batch import (
     UNIQUE_KEY_CHARS,
     UNIQUE_KEY_PREFIX,
@@ -31,7 +31,7 @@ from rmq_ray.codec.record_batch import (
     KeyHashes,
 )
 from rmq_ray.errors import MessageIllegal
-from rmq_ray.model.hashing import java_hash
+from rmq_ray.model.hashing import java_hash, tags_code
 from rmq_ray.model.message import (
     DELAY,
     KEYS,

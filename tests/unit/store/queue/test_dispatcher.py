@@ -11,10 +11,10 @@ import pytest
 
 from rmq_ray.clock import ManualClock
 from rmq_ray.codec.frame_encoder import encode_frame
-from rmq_ray.codec.record import tags_code
 from rmq_ray.codec.record_batch import CheckedFrame
 from rmq_ray.codec.store_files import ENTRY
 from rmq_ray.files import FileSystem
+from rmq_ray.model.hashing import tags_code
 from rmq_ray.model.ids import FrameId
 from rmq_ray.model.message import SysFlag
 from rmq_ray.store.frames.frame_check import check_frame
