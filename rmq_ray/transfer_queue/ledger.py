@@ -1,0 +1,89 @@
+"""What was put and what was cleared: the records of the ledger, and what follows from all of them.
+
+    tag      body, msgpack
+    put      {"keys": [...], "places": [...]}       these values are whole at these places
+    clear    {"keys": [...], "places": [...]}       tombstones: these places are nobody's any more
+    back     {"offset": n}                          all records from offset n on up to this one are
+                                                    void: a saved state was loaded again
+
+Decides which places are cleared and what the index of keys is. Pure. Invariants: the ledger is one
+queue, so its records have one order for everybody; a book made from the first record on and one
+that was kept up to date are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgpack
+
+from rmq_ray.errors import BodyUnreadable
+from rmq_ray.transfer_queue.places import OffsetRanges, parts_of
+
+PUT, CLEAR, BACK = "put", "clear", "back"
+TOMBSTONES = f"{CLEAR} || {BACK}"
+"""The expression for those who need not know what was put."""
+
+
+def keyed(keys: Sequence[str], places: Sequence[str]) -> bytes:
+    """Body of a ``put`` or ``clear``."""
+    body: bytes = msgpack.packb({"keys": list(keys), "places": list(places)})
+    return body
+
+
+def back_to(offset: int) -> bytes:
+    """Body of a ``back``."""
+    body: bytes = msgpack.packb({"offset": offset})
+    return body
+
+
+class Book:
+    """What follows from the records so far, which ``apply`` was given in their order."""
+
+    def __init__(self) -> None:
+        self.index: dict[str, str] = {}
+        """Key -> the place of its newest value that is not cleared; empty where ``put`` records are
+        left out.
+        """
+        self.cleared: dict[tuple[str, int], OffsetRanges] = {}
+        """Offsets of each (broker, queue id)."""
+        self._void: list[tuple[int, int]] = []
+
+    def apply(self, offset: int, tag: str | None, body: bytes) -> bool:
+        """One record. True: all have to be given again, from the first one on, since earlier ones
+        have become void. ``BodyUnreadable`` for what is no record of a ledger.
+        """
+        try:
+            record = msgpack.unpackb(body)
+            if tag == BACK:
+                return self._back(int(record["offset"]), offset)
+            if not any(begin <= offset < end for begin, end in self._void):
+                self._take(tag, record["keys"], record["places"])
+        except (KeyError, TypeError, ValueError, msgpack.exceptions.UnpackException) as error:
+            raise BodyUnreadable(f"offset {offset} of the ledger is no record of it") from error
+        return False
+
+    def is_cleared(self, place: str) -> bool:
+        """Whether a tombstone names it, or a part of it."""
+        if not self.cleared:
+            return False
+        return any(part.first in self.cleared.get(part[:2], ()) for part in parts_of(place))
+
+    def _back(self, begin: int, end: int) -> bool:
+        if (begin, end) in self._void:
+            return False
+        self._void.append((begin, end))
+        self.index.clear()
+        self.cleared.clear()
+        return True
+
+    def _take(self, tag: str | None, keys: list[Any], places: list[Any]) -> None:
+        for key, place in zip(keys, places, strict=True):
+            if tag == PUT:
+                self.index[key] = place
+                continue
+            if self.index.get(key) == place:
+                del self.index[key]
+            for part in parts_of(place):
+                self.cleared.setdefault(part[:2], OffsetRanges()).add(part.first, part.count)
