@@ -1,0 +1,93 @@
+"""What follows from the records of a ledger."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+
+from rmq_ray.client.pull.queue_queries import PullResult
+from rmq_ray.errors import BodyUnreadable
+from rmq_ray.model.pulling import PullStatus
+from rmq_ray.transfer_queue.ledger import BACK, CLEAR, PUT, Book, back_to, keyed
+from rmq_ray.transfer_queue.tail import LedgerTail
+
+
+class Noted(NamedTuple):
+    """A message of a ledger."""
+
+    queue_offset: int
+    tag: str
+    body: bytes
+
+
+class Ledger(list[Noted]):
+    """The records, and a broker that hands out two of them at a time."""
+
+    def note(self, tag: str, body: bytes) -> None:
+        self.append(Noted(len(self), tag, body))
+
+    def pull(self, expression: str, offset: int, _count: int) -> PullResult:
+        page = [one for one in self[offset : offset + 2] if expression == "*" or one.tag != PUT]
+        end = min(offset + 2, len(self))
+        return PullResult(PullStatus.FOUND, end, 0, len(self), page)  # type: ignore[arg-type]
+
+
+def test_the_newest_put_of_a_key_counts_until_its_place_is_cleared() -> None:
+    book = Book()
+    book.apply(0, PUT, keyed(["0@ids", "1@ids"], ["a:0:0", "a:0:1"]))
+    book.apply(1, PUT, keyed(["0@ids"], ["a:0:2"]))
+    book.apply(2, CLEAR, keyed(["0@ids"], ["a:0:0"]))
+    assert book.index == {"0@ids": "a:0:2", "1@ids": "a:0:1"}
+    assert book.is_cleared("a:0:0") and not book.is_cleared("a:0:1")
+    book.apply(3, CLEAR, keyed(["0@ids", "1@ids"], ["a:0:2", "a:0:1"]))
+    assert not book.index and book.is_cleared("a:0:1-2")
+
+
+def test_a_key_that_is_put_again_after_it_was_cleared_is_there_again() -> None:
+    book = Book()
+    book.apply(0, PUT, keyed(["0@ids"], ["a:0:0"]))
+    book.apply(1, CLEAR, keyed(["0@ids"], ["a:0:0"]))
+    book.apply(2, PUT, keyed(["0@ids"], ["a:1:0"]))
+    assert book.index == {"0@ids": "a:1:0"} and not book.is_cleared("a:1:0")
+
+
+@pytest.mark.parametrize(
+    ("tag", "body"), [(PUT, b"\xc1"), (CLEAR, b"\x80"), (BACK, b"\x01"), (PUT, keyed(["a"], []))]
+)
+def test_what_is_no_record_of_a_ledger_is_told(tag: str, body: bytes) -> None:
+    with pytest.raises(BodyUnreadable, match="offset 7"):
+        Book().apply(7, tag, body)
+
+
+def test_a_book_that_is_kept_up_to_date_and_one_from_the_first_record_are_the_same() -> None:
+    ledger = Ledger()
+    kept, light = LedgerTail(ledger.pull, "*"), LedgerTail(ledger.pull, "clear")
+    steps = [
+        (PUT, keyed(["0@a", "1@a"], ["a:0:0", "a:0:1"])),
+        (CLEAR, keyed(["0@a"], ["a:0:0"])),
+        (PUT, keyed(["0@a"], ["a:0:2"])),
+        (BACK, back_to(1)),
+        (CLEAR, keyed(["1@a"], ["a:0:1"])),
+        (BACK, back_to(5)),
+        (PUT, keyed(["2@a"], ["a:0:3"])),
+    ]
+    for tag, body in steps:
+        ledger.note(tag, body)
+        book, end = kept.catch_up()
+        anew, _ = LedgerTail(ledger.pull, "*").catch_up()
+        tombstones, _ = light.catch_up()
+        assert end == len(ledger) and book.index == anew.index
+        for place in ("a:0:0", "a:0:1", "a:0:2"):
+            assert book.is_cleared(place) == anew.is_cleared(place) == tombstones.is_cleared(place)
+    assert book.index == {"0@a": "a:0:0", "2@a": "a:0:3"}
+
+
+def test_going_back_makes_void_what_was_noted_since_and_nothing_before() -> None:
+    ledger = Ledger()
+    ledger.note(PUT, keyed(["0@a", "1@a"], ["a:0:0", "a:0:1"]))
+    ledger.note(CLEAR, keyed(["0@a"], ["a:0:0"]))
+    ledger.note(CLEAR, keyed(["1@a"], ["a:0:1"]))
+    ledger.note(BACK, back_to(2))
+    book, _ = LedgerTail(ledger.pull, "*").catch_up()
+    assert book.index == {"1@a": "a:0:1"} and book.is_cleared("a:0:0")
