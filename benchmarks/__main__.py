@@ -37,6 +37,7 @@ from benchmarks import (
     stream,
     table,
     transaction,
+    transfer_queue,
     ways,
 )
 from benchmarks.report import around_table, circumstances, write_report
@@ -64,6 +65,7 @@ PARTS = {
     "rebalance": bench_rebalance.run,
     "serve": serve_tasks.run,
     "queue": durable_queue.run,
+    "transfer-queue": transfer_queue.run,
     "parked": parked.run,
     "filter": bench_filter.run,
     "console": console.run,

@@ -57,14 +57,13 @@ def keys_of(group: int) -> list[str]:
 
 
 def rollout(group: int, armed: tuple[str, str, int] | None) -> None:
-    """Put a group unless it is there."""
+    """Put a group; again where the first try was killed."""
     tq.init()
     if armed:
         arm(*armed)
-    if not set(keys_of(group)) & set(tq.kv_list("train").get("train", {})):
-        fields = TensorDict({"ids": tensor_of(group)}, batch_size=SAMPLES)
-        tags = [{"group": group}] * SAMPLES
-        tq.kv_batch_put(keys=keys_of(group), partition_id="train", fields=fields, tags=tags)
+    fields = TensorDict({"ids": tensor_of(group)}, batch_size=SAMPLES)
+    tags = [{"group": group}] * SAMPLES
+    tq.kv_batch_put(keys=keys_of(group), partition_id="train", fields=fields, tags=tags)
 
 
 def train(ledger: str, armed: tuple[str, str, int] | None) -> None:

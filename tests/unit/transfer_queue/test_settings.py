@@ -35,6 +35,12 @@ def test_another_process_means_the_same_cluster_and_topics() -> None:
     assert settings.bound()["cluster"] == "rl"
 
 
+def test_without_transfer_queue_it_says_how_it_comes() -> None:
+    for use in (package.register, lambda: package.RmqStorageClient):
+        with pytest.raises(ClientError, match="pip install TransferQueue"):
+            use()
+
+
 def test_the_package_says_what_it_has() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = package.nothing
