@@ -5,7 +5,6 @@ and gets in turns, in the environment that has PyTorch.
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import subprocess
 
@@ -13,7 +12,6 @@ from benchmarks.report import Figure
 from benchmarks.scene import ROUNDS, Scene
 from tools import transfer_queue
 
-ROOT = transfer_queue.ROOT
 VOLUME = 128 << 20
 TIMEOUT_S = 600
 
@@ -24,8 +22,8 @@ def run(scene: Scene) -> None:
     words = [str(scene.directory / "transfer-queue"), str(ROUNDS), str(volume)]
     done = subprocess.run(
         [str(transfer_queue.python()), "-m", "benchmarks.transfer_queue_job", *words],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        cwd=transfer_queue.ROOT,
+        env=transfer_queue.variables(),
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import os
 import platform
 import shutil
 import subprocess
@@ -83,6 +84,12 @@ def python() -> Path:
     return found
 
 
+def variables() -> dict[str, str]:
+    """The environment of its programs: they find this project, and compile PyTorch once."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return kept | {"PYTHONPATH": str(ROOT), "PYTHONPYCACHEPREFIX": str(DIRECTORY / "pycache")}
+
+
 def _make(interpreter: Path) -> None:
     _run([sys.executable, "-m", "venv", "--without-pip", str(DIRECTORY)])
     cuda = CUDA if platform.machine() == "x86_64" else ()
@@ -113,7 +120,13 @@ def _run(command: Sequence[str], given: str = "") -> str:
     if shutil.which(command[0]) is None:
         raise ToolMissing(f"there is no {command[0]} here, which makes PyTorch's environment")
     done = subprocess.run(
-        command, cwd=ROOT, input=given, capture_output=True, text=True, check=False
+        command,
+        cwd=ROOT,
+        env=variables(),
+        input=given,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         raise ToolMissing(f"{' '.join(command)}\n{done.stdout}{done.stderr}")

@@ -31,6 +31,18 @@ class RmqStorageManager(KVStorageManager):  # type: ignore[misc]
         plain = {**dict(config or {}), "client_name": RmqStorageClient.__name__}
         super().__init__(controller_info, plain, zmq_context=zmq_context)
 
+    async def clear_data(self, metadata: Any) -> None:
+        """Also of samples whose clear was interrupted: the controller tells no fields of them any
+        more, and the ledger does.
+        """
+        if metadata.field_names:
+            await super().clear_data(metadata)
+            return
+        store: ValueStore = self.storage_client.store
+        samples = {str(index) for index in metadata.global_indexes}
+        keys = [key for key in store.keys() if key.partition("@")[0] in samples]
+        store.clear(keys, [None] * len(keys))
+
     async def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Values are on disk already: what is kept is which of them are there now."""
         store: ValueStore = self.storage_client.store

@@ -19,13 +19,14 @@ from functools import partial
 from typing import Any, TypeVar
 
 from rmq_ray.client.admin.admin import Admin
+from rmq_ray.client.instance.outage import passes
 from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.client.pull.pull_consumer import PullConsumer
 from rmq_ray.client.pull.queue_queries import PullResult
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import ConsumerConfig
-from rmq_ray.errors import RemotingError, TopicNotFound, ValueNotFound
+from rmq_ray.errors import ConsumeError, RemotingError, TopicNotFound, ValueNotFound
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import SendResult
 from rmq_ray.model.pulling import PullStatus
@@ -242,8 +243,8 @@ class ValueStore:
         while True:  # ends: at give_up
             try:
                 return ask()
-            except (RemotingError, TopicNotFound) as error:
-                if not error.retriable or SYSTEM_CLOCK.monotonic_ms() >= give_up:
+            except (RemotingError, ConsumeError) as error:
+                if not passes(error) or SYSTEM_CLOCK.monotonic_ms() >= give_up:
                     raise
             SYSTEM_CLOCK.sleep_ms(AWAY_PAUSE_MS)
 

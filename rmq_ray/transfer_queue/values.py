@@ -120,7 +120,7 @@ def decode(form: str, pieces: Sequence[Any], pickle: bool = False) -> Any:
             return _as_tensor(whole, *_described(rest))
         if kind in (ARRAY, SCALAR):
             name, shape = _described(rest)
-            found = np.frombuffer(whole, np.dtype(name), prod(shape)).reshape(shape)
+            found = _as_array(whole, np.dtype(name), shape)
             return found[()] if kind == SCALAR else found
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
         raise BodyUnreadable(f"a body is no {form!r:.80}: {error}", form[:80]) from error
@@ -195,6 +195,12 @@ def _elements(kind: str, value: Any) -> Encoded:
     form = _form(kind, value.shape)
     dense = np.ascontiguousarray(value)
     return _owned(form, dense) if dense.nbytes else _nothing(form)
+
+
+def _as_array(whole: bytearray, dtype: Any, shape: tuple[int, ...]) -> Any:
+    if not dtype.itemsize or not prod(shape):
+        return np.zeros(shape, dtype)
+    return np.frombuffer(whole, dtype, prod(shape)).reshape(shape)
 
 
 def _owned(form: str, array: Any) -> Encoded:

@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import sys
-import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import ray
 import torch
 import transfer_queue as tq
 from omegaconf import OmegaConf
-from ray.exceptions import RayError
+from ray.exceptions import RayActorError
 from tensordict import TensorDict
 
 import rmq_ray as rmq
@@ -24,12 +24,25 @@ from rmq_ray.transfer_queue import register
 from rmq_ray.transfer_queue.store import ValueStore
 
 SAMPLES = 4
+TRIES = 30
 CONFIG = {
     "controller": {"polling_mode": True},
     "backend": {"storage_backend": "Rmq", "Rmq": {"topic": "experience"}},
 }
-STEPS = ("_sent", "_note", "_read", "put", "get", "clear")
-"""Methods of the store: the victim dies when one begins, and when one has returned."""
+KILLS = (
+    ("rollout", "itself", "_note", "before"),
+    ("rollout", "itself", "put", "after"),
+    ("rollout", "broker", "_sent", "before"),
+    ("rollout", "broker", "_note", "before"),
+    ("rollout", "broker", "put", "after"),
+    ("trainer", "itself", "_read", "before"),
+    ("trainer", "itself", "clear", "before"),
+    ("trainer", "itself", "clear", "after"),
+    ("trainer", "broker", "_read", "before"),
+    ("trainer", "broker", "get", "after"),
+    ("trainer", "broker", "_note", "before"),
+)
+"""Who works, who is killed, at which method of the store: when it begins, or has returned."""
 
 
 def arm(step: str, when: str, victim: int) -> None:
@@ -56,49 +69,48 @@ def keys_of(group: int) -> list[str]:
     return [f"{group}_{sample}" for sample in range(SAMPLES)]
 
 
-def rollout(group: int, armed: tuple[str, str, int] | None) -> None:
-    """Put a group; again where the first try was killed."""
-    tq.init()
-    if armed:
-        arm(*armed)
-    fields = TensorDict({"ids": tensor_of(group)}, batch_size=SAMPLES)
-    tags = [{"group": group}] * SAMPLES
-    tq.kv_batch_put(keys=keys_of(group), partition_id="train", fields=fields, tags=tags)
+@ray.remote(num_cpus=0, max_restarts=-1)
+class Worker:
+    """A rollout or the trainer, made again where it is killed."""
+
+    def __init__(self, trained: str) -> None:
+        tq.init()
+        self.trained = Path(trained)
+
+    def rollout(self, group: int, armed: tuple[str, str, int] | None) -> None:
+        """Put a group; again where the first try was killed."""
+        if armed:
+            arm(*armed)
+        fields = TensorDict({"ids": tensor_of(group)}, batch_size=SAMPLES)
+        tags = [{"group": group}] * SAMPLES
+        tq.kv_batch_put(keys=keys_of(group), partition_id="train", fields=fields, tags=tags)
+
+    def train(self, _group: int, armed: tuple[str, str, int] | None) -> None:
+        """Train on all groups that are there; what was trained is written down, as a model is."""
+        if armed:
+            arm(*armed)
+        there = tq.kv_list("train").get("train", {})
+        for group in sorted({tag["group"] for tag in there.values()}):
+            done = [int(line.split()[0]) for line in self.trained.read_text().splitlines()]
+            if group not in done:
+                batch = tq.kv_batch_get(keys=keys_of(group), partition_id="train")
+                right = all(map(torch.equal, batch["ids"].unbind(), tensor_of(group).unbind()))
+                with self.trained.open("a") as file:
+                    file.write(f"{group} {right}\n")
+            tq.kv_clear(keys=keys_of(group), partition_id="train")
 
 
-def train(ledger: str, armed: tuple[str, str, int] | None) -> None:
-    """Train on all groups that are there; what was trained is written down, as a model is."""
-    tq.init()
-    if armed:
-        arm(*armed)
-    there = tq.kv_list("train").get("train", {})
-    for group in sorted({tag["group"] for tag in there.values()}):
-        if group not in trained(ledger):
-            batch = tq.kv_batch_get(keys=keys_of(group), partition_id="train")
-            right = all(map(torch.equal, batch["ids"].unbind(), tensor_of(group).unbind()))
-            with Path(ledger).open("a") as file:
-                file.write(f"{group} {right}\n")
-        tq.kv_clear(keys=keys_of(group), partition_id="train")
-
-
-def trained(ledger: str) -> list[int]:
-    text = Path(ledger).read_text() if Path(ledger).exists() else ""
-    return [int(line.split()[0]) for line in text.splitlines()]
-
-
-def until_done(work: Any, *arguments: Any) -> int:
-    """Run it in a worker of its own, again until it ends; how often it was killed."""
-    armed, killed = arguments[-1], 0
-    while True:  # ends: only the first try is armed
-        task = ray.remote(num_cpus=0.1, max_retries=0, max_calls=1)(work)
+def until_done(work: Any, group: int, armed: tuple[str, str, int] | None) -> int:
+    """Call it until it ends; 1 where its actor was killed meanwhile."""
+    killed = 0
+    for _ in range(TRIES):
         try:
-            ray.get(task.remote(*arguments[:-1], armed))
+            ray.get(work.remote(group, armed))
             return killed
-        except RayError as error:
-            if killed > 2:
-                raise
-            killed, armed = killed + 1, None
-            print(f"{work.__name__} {arguments}: {error!s:.60}", file=sys.stderr)
+        except RayActorError:  # also while it is made again
+            killed, armed = 1, None
+            time.sleep(1)
+    raise RuntimeError(f"{work} does not end")
 
 
 def main(store: str) -> None:
@@ -107,23 +119,19 @@ def main(store: str) -> None:
     mq = rmq.start(store_path=store, store_settings={"segment_bytes": 64 << 20})
     register()
     tq.init(OmegaConf.create(CONFIG))
-    ledger = f"{tempfile.mkdtemp(dir=store)}/trained"
-    killed, group = {"rollout": 0, "trainer": 0, "broker": 0}, 0
-    for step in STEPS:
-        for when in ("before", "after"):
-            for broker in (False, True):
-                if broker and step in ("put", "get", "clear") and when == "before":
-                    continue  # as the step within it that comes first
-                pid = mq.status()["broker-a/0"]["pid"] if broker else 0
-                armed = (step, when, pid)
-                mine, its = (armed, None) if step in ("_sent", "_note", "put") else (None, armed)
-                killed["rollout"] += until_done(rollout, group, mine)
-                killed["trainer"] += until_done(train, ledger, its)
-                killed["broker"] += bool(pid and mq.status()["broker-a/0"].get("pid") != pid)
-                group += 1
-    rows = Path(ledger).read_text().split()
-    left = tq.kv_list("train").get("train", {})
-    print(json.dumps({"groups": group, "trained": rows, "left": list(left), "killed": killed}))
+    trained = Path(store) / "trained"
+    trained.touch()
+    rollout, trainer = (Worker.remote(str(trained)) for _ in range(2))  # type: ignore[attr-defined]
+    killed = {"rollout": 0, "trainer": 0, "broker": 0}
+    for group, (who, victim, step, when) in enumerate(KILLS):
+        pid = mq.status()["broker-a/0"]["pid"] if victim == "broker" else 0
+        armed = (step, when, pid)
+        killed["rollout"] += until_done(rollout.rollout, group, armed if who == "rollout" else None)
+        killed["trainer"] += until_done(trainer.train, group, armed if who == "trainer" else None)
+        killed["broker"] += bool(pid and not Path(f"/proc/{pid}").exists())
+    left = list(tq.kv_list("train").get("train", {}))
+    rows = trained.read_text().splitlines()
+    print(json.dumps({"groups": len(KILLS), "trained": rows, "left": left, "killed": killed}))
     tq.close()
     mq.stop()
     ray.shutdown()
