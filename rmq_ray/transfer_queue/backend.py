@@ -40,7 +40,7 @@ class RmqStorageManager(KVStorageManager):  # type: ignore[misc]
             return
         store: ValueStore = self.storage_client.store
         samples = {str(index) for index in metadata.global_indexes}
-        keys = [key for key in store.keys() if key.partition("@")[0] in samples]
+        keys = [key for key in store.live_keys() if key.partition("@")[0] in samples]
         store.clear(keys, [None] * len(keys))
 
     async def save_checkpoint(self, checkpoint_dir: str) -> None:
@@ -72,7 +72,7 @@ class RmqStorageManager(KVStorageManager):  # type: ignore[misc]
         super().close()
 
 
-@StorageBootstrapProvider.register_provider(NAME)
+@StorageBootstrapProvider.register_provider(NAME)  # type: ignore[untyped-decorator]
 def initialize_rmq(conf: Any) -> Mapping[str, Any]:
     """The process that calls ``tq.init`` first makes the topics, and says to all others which
     cluster is meant.

@@ -18,15 +18,15 @@ from rmq_ray.transfer_queue.store import ValueStore
 @StorageClientFactory.register("RmqStorageClient")
 class RmqStorageClient(StorageKVClient):  # type: ignore[misc]
     """Values on the topic that ``config`` names (``BackendSettings``); any thread may call it. A
-    value's place is its custom metadata: a text. ``keys``, ``position``, ``back`` and ``close``: of
-    ``store.ValueStore``.
+    value's place is its custom metadata: a text. ``store`` has what TransferQueue does not call:
+    ``live_keys``, ``position``, ``back``, ``close``.
     """
 
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
         self.store = ValueStore(BackendSettings.of(config or {}))
 
-    def put(self, keys: list[str], values: list[Any]) -> list[str]:
+    def put(self, keys: Any, values: Any) -> list[str]:
         """On return the brokers have all values. See ``ValueStore.put``."""
         if not isinstance(keys, list) or not isinstance(values, list) or len(keys) != len(values):
             raise ClientError("put() takes a list of keys and a list of as many values")
@@ -49,7 +49,7 @@ class RmqStorageClient(StorageKVClient):  # type: ignore[misc]
         self.store.clear(keys, _places(keys, custom_backend_meta))
 
 
-def _places(keys: list[str], meta: list[Any] | None) -> list[str | None]:
+def _places(keys: Any, meta: list[Any] | None) -> list[str | None]:
     found = [None] * len(keys) if meta is None else list(meta)
     if not isinstance(keys, list) or len(found) != len(keys):
         raise ClientError(f"there are {len(keys)} keys and {len(found)} places; give one for each")

@@ -86,4 +86,4 @@ class Book:
             if self.index.get(key) == place:
                 del self.index[key]
             for part in parts_of(place):
-                self.cleared.setdefault(part[:2], OffsetRanges()).add(part.first, part.count)
+                self.cleared.setdefault(part[:2], OffsetRanges()).add(part.first, part.size)

@@ -17,12 +17,12 @@ from rmq_ray.errors import ClientError
 
 
 class Part(NamedTuple):
-    """``count`` messages of one queue in a row, from ``first`` on."""
+    """``size`` messages of one queue in a row, from ``first`` on."""
 
     broker: str
     queue_id: int
     first: int
-    count: int = 1
+    size: int = 1
 
 
 def place_text(parts: Iterable[Part]) -> str:
@@ -34,13 +34,13 @@ def place_text(parts: Iterable[Part]) -> str:
     joined: list[Part] = []
     for part in parts:
         last = joined[-1] if joined else None
-        if last and last[:2] == part[:2] and last.first + last.count == part.first:
-            joined[-1] = last._replace(count=last.count + part.count)
+        if last and last[:2] == part[:2] and last.first + last.size == part.first:
+            joined[-1] = last._replace(size=last.size + part.size)
         else:
             joined.append(part)
     return ";".join(
         f"{part.broker}:{part.queue_id}:{part.first}"
-        + (f"-{part.first + part.count - 1}" if part.count > 1 else "")
+        + (f"-{part.first + part.size - 1}" if part.size > 1 else "")
         for part in joined
     )
 
@@ -49,7 +49,7 @@ def parts_of(place: object) -> list[Part]:
     """Of what ``place_text`` wrote. ``ClientError`` for anything else.
 
     >>> parts_of("a:0:5-6;a:1:9")
-    [Part(broker='a', queue_id=0, first=5, count=2), Part(broker='a', queue_id=1, first=9, count=1)]
+    [Part(broker='a', queue_id=0, first=5, size=2), Part(broker='a', queue_id=1, first=9, size=1)]
     """
     try:
         return [_part(text) for text in place.split(";")]  # type: ignore[attr-defined]
@@ -64,7 +64,7 @@ def _part(text: str) -> Part:
     broker, queue_id, offsets = text.rsplit(":", 2)
     first, _, last = offsets.partition("-")
     part = Part(broker, int(queue_id), int(first), int(last or first) - int(first) + 1)
-    if not broker or part.queue_id < 0 or part.first < 0 or part.count < 1:
+    if not broker or part.queue_id < 0 or part.first < 0 or part.size < 1:
         raise ValueError(text)
     return part
 

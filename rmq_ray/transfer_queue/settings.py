@@ -46,13 +46,10 @@ class BackendSettings:
     def __post_init__(self) -> None:
         check_topic(self.topic)
         check_topic(self.ledger)
-        if type(self.queues) is not int or not 1 <= self.queues <= 1_024:
-            raise ConfigError(f"queues must be 1 to 1,024, not {self.queues!r}", self.queues)
+        _check_number("queues", self.queues, 1, 1_024)
+        _check_number("timeout_s", self.timeout_s, 0.1, 3_600)
         if type(self.pickle) is not bool:
             raise ConfigError(f"pickle must be True or False, not {self.pickle!r}", self.pickle)
-        wait = self.timeout_s
-        if isinstance(wait, bool) or not isinstance(wait, int | float) or not 0.1 <= wait <= 3_600:
-            raise ConfigError(f"timeout_s must be 0.1 to 3,600, not {wait!r}", wait)
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> BackendSettings:
@@ -93,3 +90,8 @@ class BackendSettings:
             cluster, self.name_servers, self.secret, self.access_key, self.secret_key
         )
         return {"cluster": cluster} | keywords(account)
+
+
+def _check_number(name: str, value: object, least: float, most: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise ConfigError(f"{name} must be {least:g} to {most:g}, not {value!r}", value)

@@ -7,8 +7,8 @@
 Decides what is true on return: of ``put``, that the brokers have all values and the ledger names
 them, as safely as the mode of the cluster says; of ``clear``, that no ``get`` anywhere returns them
 any more. Invariants: nothing is sent before every value has a form; a put that failed left nothing
-in the ledger, or what ``keys`` shows; no call waits longer than ``timeout_s`` for a broker that is
-away.
+in the ledger, or what ``live_keys`` shows; a broker that is away is waited for, each request for
+``timeout_s``.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class ValueStore:
             parts_of(place)
         self._note(CLEAR, [key for key, _ in there], [place for _, place in there])
 
-    def keys(self) -> list[str]:
+    def live_keys(self) -> list[str]:
         """Of all values that are there, as the ledger says, whoever put them."""
         return list(self._index())
 
@@ -195,7 +195,7 @@ class ValueStore:
         wanted: dict[tuple[str, int], set[int]] = {}
         for parts in known:
             for part in parts:
-                offsets = range(part.first, part.first + part.count)
+                offsets = range(part.first, part.first + part.size)
                 wanted.setdefault(part[:2], set()).update(offsets)
         found: dict[tuple[str, int, int], MessageExt] = {}
         if len(wanted) == 1:
@@ -210,7 +210,7 @@ class ValueStore:
         self, where: tuple[str, int], wanted: set[int]
     ) -> dict[tuple[str, int, int], MessageExt]:
         queue = MessageQueue(self._settings.topic, *where)
-        found = {}
+        found: dict[tuple[str, int, int], MessageExt] = {}
         for first, end in runs(sorted(wanted)):
             while first < end:  # ends: each pull brings a message, or stops it
                 pull = partial(self._reader.pull, queue, "*", first, wait=VISIBLE_S)
@@ -227,7 +227,7 @@ class ValueStore:
     ) -> Any:
         pieces, form = [], ""
         for part in parts:
-            for offset in range(part.first, part.first + part.count):
+            for offset in range(part.first, part.first + part.size):
                 message = found.get((part.broker, part.queue_id, offset))
                 if message is None:
                     raise _missing(key, "was taken by retention, or its log was lost")

@@ -88,7 +88,7 @@ def test_values_are_read_at_their_places_or_by_their_keys_in_any_process(
         assert np.array_equal(np.stack(found), rows) and text == {"prompt": "why?"}
         assert np.array_equal(whole, long)
     assert reader.get(keys[7:9][::-1], places[7:9][::-1])[1].tolist() == rows[7].tolist()
-    assert sorted(reader.keys()) == sorted(keys)
+    assert sorted(reader.live_keys()) == sorted(keys)
 
 
 def test_what_was_cleared_is_told_in_every_process_and_the_rest_stays(
@@ -116,7 +116,7 @@ def test_what_cannot_be_is_told_and_nothing_is_stuck(cluster: LiveCluster, opene
     store = opened(cluster, new_topic())
     with pytest.raises(ClientError, match="tuple cannot be put, nothing was"):
         store.put(["0@ids", "1@ids"], [1, (2, 3)])
-    assert store.keys() == []
+    assert store.live_keys() == []
     with pytest.raises(ValueNotFound, match="never put"):
         store.get(["0@ids"], [None])
     with pytest.raises(ClientError, match="no place of a value"):
@@ -141,7 +141,7 @@ def test_a_saved_state_is_there_again_after_it_was_loaded(
     store.back(saved)
     for one in (store, other, opened(cluster, topic)):
         assert one.get(["0@ids", "1@ids"], places) == [1, 2]
-        assert sorted(one.keys()) == ["0@ids", "1@ids"]
+        assert sorted(one.live_keys()) == ["0@ids", "1@ids"]
 
 
 def test_nothing_is_lost_when_the_broker_is_killed_between_put_and_get(
@@ -159,7 +159,7 @@ def test_nothing_is_lost_when_the_broker_is_killed_between_put_and_get(
         places += store.put(keys[20:], list(rows[20:]))
         with judging():
             assert np.array_equal(np.stack(store.get(keys[1:], places[1:])), rows[1:])
-            assert opened(life, "experience").keys() == keys[1:]
+            assert opened(life, "experience").live_keys() == keys[1:]
         with pytest.raises(ValueNotFound):
             store.get(keys[:1], places[:1])
     finally:
@@ -184,7 +184,7 @@ def test_another_process_goes_on_where_one_was_killed(
     assert done.returncode == -9
     store = opened(cluster, topic)
     with judging():
-        assert store.keys() == there
+        assert store.live_keys() == there
         lengths = [len(value) for value in store.get(there, [None] * len(there))]
         assert lengths == [100 + int(key[0]) for key in there]
     if "0@ids" in there:
