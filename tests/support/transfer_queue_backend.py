@@ -1,6 +1,6 @@
-"""A plugin of pytest for TransferQueue's own tests, which ship in its wheel: they get a cluster of
-ours, and the back end ``Rmq`` where they choose one by its name (``TQ_TEST_BACKEND=Rmq``). A test
-folder of its own process each: they start and stop Ray.
+"""A plugin of pytest for a session in the environment that has PyTorch: TransferQueue's own tests,
+which ship in its wheel, and ours get one Ray and one cluster of ours, and the back end ``Rmq``
+where they choose one.
 """
 
 from __future__ import annotations
@@ -22,18 +22,23 @@ BACKEND = {
 
 
 def pytest_collection_modifyitems(items: list[Any]) -> None:
+    """In their modules by the names that they have there."""
     for module in {item.module for item in items}:
-        getattr(module, "BACKEND_CONFIGS", {})["Rmq"] = BACKEND
+        getattr(module, "BACKEND_CONFIGS", {})["SimpleStorage"] = BACKEND  # the one by default
         if hasattr(module, "_TQ_CONFIG"):
             module._TQ_CONFIG = module.OmegaConf.create(BACKEND)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def cluster_of_ours() -> Any:
+def mq() -> Any:
+    """The cluster. Each of their modules ends Ray, which the next one needs: here the session
+    does.
+    """
     ray.init(address="local", include_dashboard=False, log_to_driver=False, runtime_env=HOOK)
+    shutdown, ray.shutdown = ray.shutdown, lambda: None
     register()
     with tempfile.TemporaryDirectory() as store:
         cluster = rmq.start(store_path=store, store_settings={"segment_bytes": 64 << 20})
         yield cluster
-        if ray.is_initialized():
-            cluster.stop()
+        cluster.stop()
+    shutdown()

@@ -1,17 +1,19 @@
-"""Rollouts, a trainer and a broker that are killed at each step of a put, a get and a clear:
-``python transfer_queue_job.py STORE``. Prints what became of each group as JSON.
+"""What runs where PyTorch is, beside TransferQueue's own tests: tensors of every kind, the program
+of the page, and rollouts, a trainer and a broker that are killed at each step of a put, a get and a
+clear. ``test_transfer_queue.py`` starts it.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
+import pytest
 import ray
 import torch
 import transfer_queue as tq
@@ -20,15 +22,17 @@ from ray.exceptions import RayActorError
 from tensordict import TensorDict
 
 import rmq_ray as rmq
-from rmq_ray.transfer_queue import register
+from rmq_ray.errors import BodyUnreadable, ClientError
 from rmq_ray.transfer_queue.store import ValueStore
+from rmq_ray.transfer_queue.values import decode, encode, parcels
+from tests.support.outcomes import judging
+from tests.support.pages import all_blocks
+from tests.support.transfer_queue_backend import BACKEND
 
 SAMPLES = 4
-TRIES = 30
-CONFIG = {
-    "controller": {"polling_mode": True},
-    "backend": {"storage_backend": "Rmq", "Rmq": {"topic": "experience"}},
-}
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not find it
+TRIES = 60
+PAUSE_S = 0.5
 KILLS = (
     ("rollout", "itself", "_note", "before"),
     ("rollout", "itself", "put", "after"),
@@ -43,6 +47,65 @@ KILLS = (
     ("trainer", "broker", "_note", "before"),
 )
 """Who works, who is killed, at which method of the store: when it begins, or has returned."""
+
+
+# --- tensors --------------------------------------------------------------------------------------
+
+WHOLE = torch.arange(24.0).reshape(2, 3, 4)
+KINDS = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.int8, torch.bool, torch.cfloat)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(WHOLE.to(kind) for kind in KINDS),
+        WHOLE.transpose(0, 2),
+        WHOLE[:, ::2],
+        WHOLE[0, 0, 0],
+        torch.empty(0, 3),
+        WHOLE.clone().requires_grad_(),
+        torch.conj(WHOLE.to(torch.cfloat)),
+    ],
+)
+def test_a_tensor_comes_back_equal_of_the_same_type_and_may_be_written_to(value: Any) -> None:
+    (parcel,) = parcels([encode(value)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = decode(parcel.forms[0], parcel.table(["k"])["body"].to_pylist())
+    assert found.dtype == value.dtype and found.shape == value.shape
+    assert torch.equal(found.to(torch.cfloat), value.detach().to(torch.cfloat))
+    found.zero_()
+
+
+def test_rows_of_a_tensor_are_one_column_without_a_copy() -> None:
+    rows = torch.ones(64, 8_192)
+    (parcel,) = parcels([encode(row) for row in rows])
+    assert parcel.bodies[0].buffers()[2].address == rows.data_ptr()
+
+
+def test_what_is_no_strided_tensor_is_refused_and_what_is_no_body_of_one_told() -> None:
+    for value in (WHOLE.to_sparse(), torch.nested.nested_tensor([WHOLE[0]], layout=torch.jagged)):
+        with pytest.raises(ClientError, match="nested, sparse or quantized"):
+            encode(value)
+    for form in ("torch no_such_dtype 1", "torch Tensor 1", "torch float32 9"):
+        with pytest.raises(BodyUnreadable):
+            decode(form, [b"1234"])
+
+
+# --- the page -------------------------------------------------------------------------------------
+
+
+def test_the_program_of_the_page_runs() -> None:
+    ((language, program),) = all_blocks("docs/transfer-queue.md")
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(program, names)  # our own page
+    assert language == "python" and len(names["trained"]) == 4
+    assert [row.tolist() for row in names["trained"]] == names["ids"].tolist()
+    assert not tq.kv_list("train").get("train")
+    tq.close()
+
+
+# --- kills ----------------------------------------------------------------------------------------
 
 
 def arm(step: str, when: str, victim: int) -> None:
@@ -109,17 +172,15 @@ def until_done(work: Any, group: int, armed: tuple[str, str, int] | None) -> int
             return killed
         except RayActorError:  # also while it is made again
             killed, armed = 1, None
-            time.sleep(1)
+            time.sleep(PAUSE_S)
     raise RuntimeError(f"{work} does not end")
 
 
-def main(store: str) -> None:
-    hook = {"worker_process_setup_hook": "rmq_ray.transfer_queue.register"}
-    ray.init(address="local", include_dashboard=False, log_to_driver=False, runtime_env=hook)
-    mq = rmq.start(store_path=store, store_settings={"segment_bytes": 64 << 20})
-    register()
-    tq.init(OmegaConf.create(CONFIG))
-    trained = Path(store) / "trained"
+def test_no_group_is_lost_skipped_or_trained_twice_whoever_is_killed(
+    mq: rmq.Cluster, tmp_path: Path
+) -> None:
+    tq.init(OmegaConf.create(BACKEND))
+    trained = tmp_path / "trained"
     trained.touch()
     rollout, trainer = (Worker.remote(str(trained)) for _ in range(2))  # type: ignore[attr-defined]
     killed = {"rollout": 0, "trainer": 0, "broker": 0}
@@ -129,13 +190,8 @@ def main(store: str) -> None:
         killed["rollout"] += until_done(rollout.rollout, group, armed if who == "rollout" else None)
         killed["trainer"] += until_done(trainer.train, group, armed if who == "trainer" else None)
         killed["broker"] += bool(pid and not Path(f"/proc/{pid}").exists())
-    left = list(tq.kv_list("train").get("train", {}))
-    rows = trained.read_text().splitlines()
-    print(json.dumps({"groups": len(KILLS), "trained": rows, "left": left, "killed": killed}))
+    with judging():
+        assert trained.read_text().splitlines() == [f"{group} True" for group in range(len(KILLS))]
+        assert not tq.kv_list("train").get("train")
+    assert killed == {"rollout": 2, "trainer": 3, "broker": 6}
     tq.close()
-    mq.stop()
-    ray.shutdown()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
