@@ -29,7 +29,7 @@ HOOK = {"worker_process_setup_hook": "rmq_ray.transfer_queue.register"}
 
 def main(directory: str, rounds: int, volume: int) -> None:
     """The first round warms up and does not count."""
-    ray.init(address="local", include_dashboard=False, log_to_driver=False, runtime_env=HOOK)
+    ray.init(address="local", num_cpus=8, log_to_driver=False, runtime_env=HOOK)
     register()
     mq = rmq.start(store_path=directory)
     found: dict[str, list[float]] = {}

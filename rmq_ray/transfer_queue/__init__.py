@@ -1,5 +1,5 @@
-"""A durable back end of TransferQueue, the data bus of reinforcement learning (PyPI:
-``TransferQueue``): ``from rmq_ray.transfer_queue import register``.
+"""A durable back end of TransferQueue, the data bus of reinforcement learning
+(TransferQueue on PyPI): ``from rmq_ray.transfer_queue import register``.
 
     register()                                     in every process that uses TransferQueue
     tq.init({"backend": {"storage_backend": "Rmq", "Rmq": {"topic": "experience"}}})

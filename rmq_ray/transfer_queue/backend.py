@@ -74,7 +74,7 @@ class RmqStorageManager(KVStorageManager):  # type: ignore[misc]
 
 @StorageBootstrapProvider.register_provider(NAME)  # type: ignore[untyped-decorator]
 def initialize_rmq(conf: Any) -> Mapping[str, Any]:
-    """The process that calls ``tq.init`` first makes the topics, and says to all others which
+    """The process that starts TransferQueue first makes the topics, and says to all others which
     cluster is meant.
     """
     settings = BackendSettings.of(dict(conf.backend[NAME]))

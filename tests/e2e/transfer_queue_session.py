@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -28,10 +27,10 @@ from rmq_ray.transfer_queue.values import decode, encode, parcels
 from tests.support.outcomes import judging
 from tests.support.pages import all_blocks
 from tests.support.transfer_queue_backend import BACKEND
+from tests.support.waiting import eventually
 
 SAMPLES = 4
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not find it
-TRIES = 60
 PAUSE_S = 0.5
 KILLS = (
     ("rollout", "itself", "_note", "before"),
@@ -165,15 +164,18 @@ class Worker:
 
 def until_done(work: Any, group: int, armed: tuple[str, str, int] | None) -> int:
     """Call it until it ends; 1 where its actor was killed meanwhile."""
-    killed = 0
-    for _ in range(TRIES):
+    calls = [armed]
+
+    def ended() -> bool:
         try:
-            ray.get(work.remote(group, armed))
-            return killed
+            ray.get(work.remote(group, calls[-1]))
         except RayActorError:  # also while it is made again
-            killed, armed = 1, None
-            time.sleep(PAUSE_S)
-    raise RuntimeError(f"{work} does not end")
+            calls.append(None)
+            return False
+        return True
+
+    eventually(ended, every_s=PAUSE_S)
+    return int(len(calls) > 1)
 
 
 def test_no_group_is_lost_skipped_or_trained_twice_whoever_is_killed(
