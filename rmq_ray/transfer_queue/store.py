@@ -13,7 +13,7 @@ in the ledger, or what ``live_keys`` shows; a broker that is away is waited for,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -35,7 +35,7 @@ from rmq_ray.transfer_queue.ledger import BACK, CLEAR, PUT, TOMBSTONES, back_to,
 from rmq_ray.transfer_queue.places import Part, parts_of, place_text
 from rmq_ray.transfer_queue.settings import BackendSettings
 from rmq_ray.transfer_queue.tail import LedgerTail
-from rmq_ray.transfer_queue.values import Parcel, decode, encode, parcels
+from rmq_ray.transfer_queue.values import Parcel, Room, decode, encode, parcels
 
 FORM = "form"
 RECORD_KEYS = 4_096
@@ -121,7 +121,9 @@ class ValueStore:
                 place = newest
             known.append(parts_of(place))
         found = self._read(known)
-        return [self._value(key, parts, found) for key, parts in zip(keys, known, strict=True)]
+        bodies = [_bodies(key, parts, found) for key, parts in zip(keys, known, strict=True)]
+        room = Room(sum(len(piece) for _, pieces in bodies for piece in pieces), len(bodies))
+        return [decode(form, pieces, self._settings.pickle, room) for form, pieces in bodies]
 
     def clear(self, keys: Sequence[str], places: Sequence[str | None]) -> None:
         """Nobody gets these values any more; of a key whose place is None its newest one. Keys that
@@ -222,21 +224,6 @@ class ValueStore:
                 first = pulled.next_offset
         return found
 
-    def _value(
-        self, key: str, parts: Sequence[Part], found: dict[tuple[str, int, int], MessageExt]
-    ) -> Any:
-        pieces, form = [], ""
-        for part in parts:
-            for offset in range(part.first, part.first + part.size):
-                message = found.get((part.broker, part.queue_id, offset))
-                if message is None:
-                    raise _missing(key, "was taken by retention, or its log was lost")
-                if message.keys != [key]:
-                    raise _missing(key, f"is not at its place, {message.keys} is there")
-                pieces.append(_body(message))
-                form = message.properties.get(FORM, "")
-        return decode(form, pieces, self._settings.pickle)
-
     def _patiently(self, ask: Callable[[], T]) -> T:
         """Ask again while a broker is away, for ``timeout_s``."""
         give_up = SYSTEM_CLOCK.monotonic_ms() + self._settings.timeout_s * 1_000
@@ -264,6 +251,23 @@ def runs(offsets: Sequence[int]) -> Iterator[tuple[int, int]]:
         end = offset + 1
     if first is not None and end is not None:
         yield first, end
+
+
+def _bodies(
+    key: str, parts: Sequence[Part], found: Mapping[tuple[str, int, int], MessageExt]
+) -> tuple[str, list[Any]]:
+    """Form and pieces of a value. ``ValueNotFound`` where they are not all there."""
+    pieces, form = [], ""
+    for part in parts:
+        for offset in range(part.first, part.first + part.size):
+            message = found.get((part.broker, part.queue_id, offset))
+            if message is None:
+                raise _missing(key, "was taken by retention, or its log was lost")
+            if message.keys != [key]:
+                raise _missing(key, f"is not at its place, {message.keys} is there")
+            pieces.append(_body(message))
+            form = message.properties.get(FORM, "")
+    return form, pieces
 
 
 def _body(message: MessageExt) -> Any:

@@ -40,6 +40,7 @@ TORCH, ARRAY, SCALAR, PICKLE = "torch", "array", "scalar", "pickle"
 KINDS = "biufcSUmM"
 """numpy's kinds of elements that are what they are by their bytes: no objects, no records."""
 NOTHING = b"\0"
+ALIGNED = 64  # bytes: of a cache line, and more than any element wants
 
 
 @dataclass(slots=True)
@@ -91,6 +92,26 @@ class Parcel:
         )
 
 
+class Room:
+    """Memory for the elements of ``values`` values of ``size`` bytes together, each from a multiple
+    of ``ALIGNED`` on. One block: the kernel hands out the pages of many small ones one by one,
+    which takes as long as filling them.
+    """
+
+    def __init__(self, size: int, values: int) -> None:
+        self._block = np.empty(size + ALIGNED * (values + 1), np.uint8)
+        self._next = -self._block.__array_interface__["data"][0] % ALIGNED
+
+    def joined(self, pieces: Sequence[Any]) -> Any:
+        """A copy of the pieces, one behind the other, as bytes of numpy."""
+        begin = end = self._next
+        for piece in pieces:
+            end += len(piece)
+            self._block[end - len(piece) : end] = np.frombuffer(piece, np.uint8)
+        self._next = end + (begin - end) % ALIGNED
+        return self._block[begin:end]
+
+
 def encode(value: Any, pickle: bool = False) -> Encoded:
     """``ClientError`` names the type of a value that has no form."""
     torch = sys.modules.get("torch")
@@ -109,29 +130,29 @@ def encode(value: Any, pickle: bool = False) -> Encoded:
     return _owned(kind, np.frombuffer(body, np.uint8))
 
 
-def decode(form: str, pieces: Sequence[Any], pickle: bool = False) -> Any:
-    """The value of its bodies, in their order. ``BodyUnreadable`` for what is none, ``ClientError``
-    for one that was pickled where nothing is unpickled.
+def decode(form: str, pieces: Sequence[Any], pickle: bool = False, room: Room | None = None) -> Any:
+    """The value of its bodies, in their order; elements lie in ``room``. ``BodyUnreadable`` for
+    what is none, ``ClientError`` for one that was pickled where nothing is unpickled.
     """
-    whole = bytearray().join(pieces)
     kind, _, rest = form.partition(" ")
     try:
-        if kind == TORCH:
-            return _as_tensor(whole, *_described(rest))
-        if kind in (ARRAY, SCALAR):
-            name, shape = _described(rest)
+        if kind in (TORCH, ARRAY, SCALAR):
+            room = room or Room(sum(map(len, pieces)), 1)
+            whole, (name, shape) = room.joined(pieces), _described(rest)
+            if kind == TORCH:
+                return _as_tensor(whole, name, shape)
             found = _as_array(whole, np.dtype(name), shape)
             return found[()] if kind == SCALAR else found
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
         raise BodyUnreadable(f"a body is no {form!r:.80}: {error}", form[:80]) from error
     if kind != PICKLE:
-        return plain.decode(bytes(whole), kind)
+        return plain.decode(b"".join(pieces), kind)
     if not pickle:
         raise ClientError(
             "a value was pickled, and nothing is unpickled here: set pickle of the back end, if "
             "you trust who put it"
         )
-    return gateway.unpack(bytes(whole))
+    return gateway.unpack(b"".join(pieces))
 
 
 def parcels(values: Sequence[Encoded]) -> Iterator[Parcel]:
@@ -179,7 +200,7 @@ def _tensor(torch: Any, value: Any) -> Encoded:
     return Encoded(form, dense.data_ptr(), size, dense) if size else _nothing(form)
 
 
-def _as_tensor(whole: bytearray, name: str, shape: tuple[int, ...]) -> Any:
+def _as_tensor(whole: Any, name: str, shape: tuple[int, ...]) -> Any:
     import torch
 
     dtype = getattr(torch, name)
@@ -197,7 +218,7 @@ def _elements(kind: str, value: Any) -> Encoded:
     return _owned(form, dense) if dense.nbytes else _nothing(form)
 
 
-def _as_array(whole: bytearray, dtype: Any, shape: tuple[int, ...]) -> Any:
+def _as_array(whole: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
     if not dtype.itemsize or not prod(shape):
         return np.zeros(shape, dtype)
     return np.frombuffer(whole, dtype, prod(shape)).reshape(shape)

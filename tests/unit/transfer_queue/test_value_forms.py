@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rmq_ray.errors import BodyUnreadable, ClientError
-from rmq_ray.transfer_queue.values import PIECE_BYTES, Encoded, decode, encode, parcels
+from rmq_ray.transfer_queue.values import PIECE_BYTES, Encoded, Room, decode, encode, parcels
 
 
 def sent(value: Any, pickle: bool = False) -> tuple[str, list[bytes]]:
@@ -90,6 +90,20 @@ def test_a_long_value_is_cut_and_the_others_are_put_together() -> None:
     assert [len(body) for body in bodies] == [PIECE_BYTES, PIECE_BYTES, 5]
     assert np.array_equal(decode(alone.forms[0], bodies), long)
     assert rest.table(["w", "x", "y", "z"])["key"].to_pylist() == ["w", "y", "z"]
+
+
+def test_values_of_a_get_lie_in_one_block_aligned_and_apart() -> None:
+    values = [np.arange(size, dtype=np.int64) for size in (1, 3, 1_000, 0, 7)]
+    sizes = [max(1, value.nbytes) for value in values]
+    room = Room(sum(sizes), len(values))
+    found = []
+    for value in values:
+        form, bodies = sent(value)
+        found.append(decode(form, [b"" + body for body in bodies], room=room))
+    for one in found:
+        assert not one.size or one.__array_interface__["data"][0] % 64 == 0
+        one += 1
+    assert all(np.array_equal(one, value + 1) for one, value in zip(found, values, strict=True))
 
 
 def test_what_an_encoded_value_lies_in_is_kept_alive_by_its_column() -> None:
