@@ -4,7 +4,8 @@
     put      {"keys": [...], "places": [...]}       these values are whole at these places
     clear    {"keys": [...], "places": [...]}       tombstones: these places are nobody's any more
     back     {"offset": n}                          all records from offset n on up to this one are
-                                                    void: a saved state was loaded again
+                                                    void, earlier ``back`` records too: a saved
+                                                    state was loaded again
 
 Decides which places are cleared and what the index of keys is. Pure. Invariants: the ledger is one
 queue, so its records have one order for everybody; a book made from the first record on and one
@@ -58,7 +59,7 @@ class Book:
             record = msgpack.unpackb(body)
             if tag == BACK:
                 return self._back(int(record["offset"]), offset)
-            if not any(begin <= offset < end for begin, end in self._void):
+            if not self._is_void(offset):
                 self._take(tag, record["keys"], record["places"])
         except (KeyError, TypeError, ValueError, msgpack.exceptions.UnpackException) as error:
             raise BodyUnreadable(f"offset {offset} of the ledger is no record of it") from error
@@ -71,12 +72,16 @@ class Book:
         return any(part.first in self.cleared.get(part[:2], ()) for part in parts_of(place))
 
     def _back(self, begin: int, end: int) -> bool:
-        if (begin, end) in self._void:
+        if (begin, end) in self._void or self._is_void(end):
             return False
-        self._void.append((begin, end))
+        kept = [back for back in self._void if not begin <= back[1] < end]
+        self._void = [*kept, (begin, end)]
         self.index.clear()
         self.cleared.clear()
         return True
+
+    def _is_void(self, offset: int) -> bool:
+        return any(begin <= offset < end for begin, end in self._void)
 
     def _take(self, tag: str | None, keys: list[Any], places: list[Any]) -> None:
         for key, place in zip(keys, places, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import NamedTuple
 
 import pytest
@@ -91,3 +92,39 @@ def test_going_back_makes_void_what_was_noted_since_and_nothing_before() -> None
     ledger.note(BACK, back_to(2))
     book, _ = LedgerTail(ledger.pull, "*").catch_up()
     assert book.index == {"1@a": "a:0:1"} and book.is_cleared("a:0:0")
+
+
+def test_a_later_checkpoint_that_is_loaded_after_an_earlier_one_is_whole() -> None:
+    ledger = Ledger()
+    ledger.note(PUT, keyed(["k1"], ["a:0:0"]))
+    ledger.note(PUT, keyed(["k2"], ["a:0:1"]))
+    ledger.note(PUT, keyed(["k3"], ["a:0:2"]))
+    ledger.note(BACK, back_to(1))
+    ledger.note(PUT, keyed(["k4"], ["a:0:3"]))
+    ledger.note(BACK, back_to(2))
+    book, _ = LedgerTail(ledger.pull, "*").catch_up()
+    assert book.index == {"k1": "a:0:0", "k2": "a:0:1"}
+
+
+def test_states_that_are_loaded_in_any_order_are_as_they_were_saved() -> None:
+    chance = random.Random(7)
+    for _ in range(300):
+        ledger, saved = Ledger(), list[tuple[int, dict[str, str]]]()
+        kept = LedgerTail(ledger.pull, "*")
+        meant: dict[str, str] = {}
+        for number in range(chance.randrange(1, 25)):
+            saved.append((len(ledger), dict(meant)))
+            key, place = f"{chance.randrange(4)}@a", f"a:0:{number}"
+            step = chance.choice((PUT, CLEAR, BACK))
+            if step == BACK:
+                position, meant = chance.choice(saved)
+                meant = dict(meant)
+                ledger.note(BACK, back_to(position))
+            elif step == PUT:
+                meant[key] = place
+                ledger.note(PUT, keyed([key], [place]))
+            elif key in meant:
+                ledger.note(CLEAR, keyed([key], [meant.pop(key)]))
+            if chance.random() < 0.5:
+                assert kept.catch_up()[0].index == meant
+        assert LedgerTail(ledger.pull, "*").catch_up()[0].index == kept.catch_up()[0].index == meant
