@@ -4,6 +4,8 @@
     register()                                     in every process that uses TransferQueue
     tq.init({"backend": {"storage_backend": "Rmq", "Rmq": {"topic": "experience"}}})
 
+A topic is one job's.
+
 Decides how a value becomes messages, where it is found again, and what is cleared. Open ``store``
 first, then ``ledger``. Only ``client`` and ``backend`` import TransferQueue, and with it torch.
 """

@@ -77,7 +77,7 @@ def initialize_rmq(conf: Any) -> Mapping[str, Any]:
     """The process that starts TransferQueue first makes the topics, and says to all others which
     cluster is meant.
     """
-    settings = BackendSettings.of(dict(conf.backend[NAME]))
+    settings = BackendSettings.of(conf.backend.get(NAME) or {})
     for name, value in settings.bound().items():
         conf.backend[NAME][name] = value
     ValueStore(settings).close()

@@ -6,10 +6,12 @@ clear. ``test_transfer_queue.py`` starts it.
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +23,9 @@ from ray.exceptions import RayActorError
 from tensordict import TensorDict
 
 import rmq_ray as rmq
-from rmq_ray.errors import BodyUnreadable, ClientError
+from rmq_ray.errors import BodyUnreadable, ClientError, ConfigError
+from rmq_ray.transfer_queue import backend
+from rmq_ray.transfer_queue.settings import BackendSettings
 from rmq_ray.transfer_queue.store import ValueStore
 from rmq_ray.transfer_queue.values import decode, encode, parcels
 from tests.support.outcomes import judging
@@ -89,6 +93,33 @@ def test_what_is_no_strided_tensor_is_refused_and_what_is_no_body_of_one_told() 
     for form in ("torch no_such_dtype 1", "torch Tensor 1", "torch float32 9"):
         with pytest.raises(BodyUnreadable):
             decode(form, [b"1234"])
+
+
+# --- the configuration ----------------------------------------------------------------------------
+
+
+def test_an_account_and_tls_travel_in_the_configuration_and_its_log_shows_no_secret(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tls = {"ca": "ca.pem", "certificate": "own.pem", "key": "no-secret-at-all"}
+    section = {"topic": "experience", "name_servers": ["a:1"], "cluster": "rl", "tls": tls}
+    section |= {"access_key": "rollouts", "secret_key": "no-secret-at-all"}
+    conf = OmegaConf.create({}, flags={"allow_objects": True})  # as tq.init makes it
+    conf = OmegaConf.merge(conf, OmegaConf.create({"backend": {"Rmq": section}}))
+    opened = list[BackendSettings]()
+    monkeypatch.setattr(backend, "ValueStore", lambda settings: closing(opened, settings))
+    backend.initialize_rmq(conf)
+    assert "no-secret" not in str(conf) and "<hidden>" in str(conf)
+    again = BackendSettings.of(pickle.loads(pickle.dumps(conf)).backend.Rmq)
+    assert again.discovery.lookup() == opened[0].discovery.lookup()
+    with pytest.raises(ConfigError, match="name one for each job"):
+        backend.initialize_rmq(OmegaConf.create({"backend": {"storage_backend": "Rmq"}}))
+
+
+def closing(opened: list[BackendSettings], settings: BackendSettings) -> Any:
+    """A store that notes what it was opened with, and can only be closed."""
+    opened.append(settings)
+    return SimpleNamespace(close=lambda: None)
 
 
 # --- the page -------------------------------------------------------------------------------------
