@@ -13,6 +13,7 @@ first, then ``ledger``. Only ``client`` and ``backend`` import TransferQueue, an
 from __future__ import annotations
 
 import sys
+import threading
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.util import find_spec
@@ -42,20 +43,29 @@ def register() -> None:
 
 class _Register(MetaPathFinder):
     """Registers the back end behind the first import of TransferQueue: a worker that never does
-    that need not load torch.
+    that need not load torch. It stays until the module ran: who only asks whether there is one gets
+    a spec, too.
     """
+
+    def __init__(self) -> None:
+        self._asking = threading.local()
 
     def find_spec(self, name: str, _path: Any, _target: Any = None) -> Any:
         """See ``importlib``."""
-        if name != THEIRS:
+        if name != THEIRS or getattr(self._asking, "others", False):
             return None
-        sys.meta_path.remove(self)
-        spec = find_spec(name)
+        self._asking.others = True
+        try:
+            spec = find_spec(name)
+        finally:
+            self._asking.others = False
         if spec is not None and spec.loader is not None:
             run = spec.loader.exec_module
 
             def run_and_register(module: Any) -> None:
                 run(module)
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
                 _load("backend")
 
             spec.loader.exec_module = run_and_register  # type: ignore[method-assign]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,6 +80,26 @@ def test_without_transfer_queue_it_says_how_it_comes() -> None:
     for use in (package.register, lambda: package.RmqStorageClient):
         with pytest.raises(ClientError, match="pip install TransferQueue"):
             use()
+
+
+def test_who_asks_for_transfer_queue_without_importing_it_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "transfer_queue.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    finders = list(sys.meta_path)
+    loaded = list[str]()
+    monkeypatch.setattr(package, "_load", loaded.append)
+    package.register()
+    for _ in range(2):
+        assert importlib.util.find_spec("transfer_queue") is not None
+    assert not loaded
+    try:
+        importlib.import_module("transfer_queue")
+    finally:
+        sys.modules.pop("transfer_queue", None)
+    assert loaded == ["backend"] and sys.meta_path == finders
 
 
 def test_the_package_says_what_it_has() -> None:
