@@ -1,26 +1,22 @@
 """What TransferQueue knows the back end by: the name ``Rmq`` of its manager and of its start.
 
-Decides what a checkpoint of TransferQueue keeps of the values: how far the ledger went. Imports
-TransferQueue, and with it torch.
+Decides which of TransferQueue's calls mean what of ours. Imports TransferQueue, and with it torch.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from transfer_queue.storage.bootstrap.provider import StorageBootstrapProvider
 from transfer_queue.storage.managers.base import KVStorageManager, StorageManagerFactory
 
-from rmq_ray.errors import ClientError
 from rmq_ray.transfer_queue.client import RmqStorageClient
+from rmq_ray.transfer_queue.saved_position import load_position, save_position
 from rmq_ray.transfer_queue.settings import BackendSettings
 from rmq_ray.transfer_queue.store import ValueStore
 
 NAME = "Rmq"
-SAVED = "rmq_ray.json"
 
 
 @StorageManagerFactory.register(NAME)
@@ -46,23 +42,14 @@ class RmqStorageManager(KVStorageManager):  # type: ignore[misc]
     async def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Values are on disk already: what is kept is which of them are there now."""
         store: ValueStore = self.storage_client.store
-        saved = {"topic": store.topic, "position": store.position()}
-        Path(checkpoint_dir).mkdir(parents=True, exist_ok=True)
-        (Path(checkpoint_dir) / SAVED).write_text(json.dumps(saved), "utf-8")
+        save_position(str(checkpoint_dir), store.topic, store.position())
 
     async def load_checkpoint(self, checkpoint_dir: str) -> None:
         """The values of then: those that were cleared since are there again, as far as retention
-        has them. ``ClientError`` for the checkpoint of another topic.
+        has them. ``ClientError`` for the checkpoint of another topic, and for one that is damaged.
         """
         store: ValueStore = self.storage_client.store
-        saved = json.loads((Path(checkpoint_dir) / SAVED).read_text("utf-8"))
-        if saved["topic"] != store.topic:
-            raise ClientError(
-                f"{checkpoint_dir} was saved of the topic {saved['topic']!r}, and this is "
-                f"{store.topic!r}",
-                saved["topic"],
-            )
-        store.back(saved["position"])
+        store.back(load_position(str(checkpoint_dir), store.topic))
 
     def close(self) -> None:
         """End the connections to brokers and to TransferQueue's controller."""

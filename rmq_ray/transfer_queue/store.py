@@ -13,7 +13,7 @@ in the ledger, or what ``live_keys`` shows; a broker that is away is waited for,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -26,9 +26,15 @@ from rmq_ray.client.pull.pull_consumer import PullConsumer
 from rmq_ray.client.pull.queue_queries import PullResult
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import ConsumerConfig
-from rmq_ray.errors import ConsumeError, RemotingError, TopicNotFound, ValueNotFound
+from rmq_ray.errors import (
+    ClientError,
+    ConsumeError,
+    RemotingError,
+    TopicNotFound,
+    ValueNotFound,
+)
 from rmq_ray.model.ids import MessageQueue
-from rmq_ray.model.message import SendResult
+from rmq_ray.model.message import KEYS, SendResult
 from rmq_ray.model.pulling import PullStatus
 from rmq_ray.ports import Discovery
 from rmq_ray.transfer_queue.ledger import BACK, CLEAR, PUT, TOMBSTONES, back_to, keyed
@@ -79,11 +85,16 @@ class ValueStore:
             auto_commit=False,
             config=ConsumerConfig(group=f"{settings.topic}_readers", pull_bytes=PULL_BYTES),
         )
-        self._producer.start()
-        self._reader.start()
         self._pool = ThreadPoolExecutor(THREADS, "rmq-ray-values")
-        self._tombstones = LedgerTail(self._pull_ledger, TOMBSTONES)
-        self._everything = LedgerTail(self._pull_ledger, "*")
+        try:
+            self._producer.start()
+            self._reader.start()
+        except BaseException:
+            self.close()
+            raise
+        self._patience_ms = settings.timeout_s * 1_000
+        self._tombstones = LedgerTail(self._pull_ledger, TOMBSTONES, self._patience_ms)
+        self._everything = LedgerTail(self._pull_ledger, "*", self._patience_ms)
 
     def put(self, keys: Sequence[str], values: Sequence[Any]) -> list[str]:
         """The place of each value. Raises ``ClientError`` for a value that has no form (nothing is
@@ -155,7 +166,7 @@ class ValueStore:
         self._producer.send(self._settings.ledger, back_to(position), tag=BACK, queue=self._ledger)
 
     def close(self) -> None:
-        """End the connections."""
+        """End the connections; calls raise ``ClientError`` from now on."""
         self._pool.shutdown(wait=False)
         self._producer.close()
         self._reader.close()
@@ -174,7 +185,7 @@ class ValueStore:
         send = partial(self._send, keys)
         if len(ready) < 2:
             return [send(parcel) for parcel in ready]
-        return list(self._pool.map(send, ready))
+        return self._on_threads(send, ready)
 
     def _send(self, keys: Sequence[str], parcel: Parcel) -> list[SendResult]:
         return self._producer.send_arrow(
@@ -189,8 +200,11 @@ class ValueStore:
     def _index(self) -> dict[str, str]:
         return self._everything.catch_up()[0].index
 
-    def _pull_ledger(self, expression: str, offset: int, count: int) -> PullResult:
-        return self._patiently(partial(self._reader.pull, self._ledger, expression, offset, count))
+    def _pull_ledger(
+        self, expression: str, offset: int, count: int, patience_ms: float
+    ) -> PullResult:
+        pull = partial(self._reader.pull, self._ledger, expression, offset, count)
+        return self._patiently(pull, patience_ms)
 
     def _read(self, known: Sequence[Sequence[Part]]) -> dict[tuple[str, int, int], MessageExt]:
         """The messages at all these places, by (broker, queue id, offset)."""
@@ -204,7 +218,7 @@ class ValueStore:
             ((where, offsets_of_one),) = wanted.items()
             found.update(self._read_queue(where, offsets_of_one))
         else:
-            for some in self._pool.map(self._read_queue, wanted, wanted.values()):
+            for some in self._on_threads(self._read_queue, wanted, wanted.values()):
                 found.update(some)
         return found
 
@@ -216,7 +230,8 @@ class ValueStore:
         for first, end in runs(sorted(wanted)):
             while first < end:  # ends: each pull brings a message, or stops it
                 pull = partial(self._reader.pull, queue, "*", first, wait=VISIBLE_S)
-                pulled = self._patiently(partial(pull, max_messages=min(end - first, PULLED_MAX)))
+                count = min(end - first, PULLED_MAX)
+                pulled = self._patiently(partial(pull, max_messages=count), self._patience_ms)
                 if pulled.status is not PullStatus.FOUND:
                     break
                 for message in pulled.messages:
@@ -224,9 +239,16 @@ class ValueStore:
                 first = pulled.next_offset
         return found
 
-    def _patiently(self, ask: Callable[[], T]) -> T:
-        """Ask again while a broker is away, for ``timeout_s``."""
-        give_up = SYSTEM_CLOCK.monotonic_ms() + self._settings.timeout_s * 1_000
+    def _on_threads(self, work: Callable[..., T], *given: Iterable[Any]) -> list[T]:
+        try:
+            begun = self._pool.map(work, *given)
+        except RuntimeError as error:  # it was shut down
+            raise ClientError(f"this store of {self.topic} is closed: make a new one") from error
+        return list(begun)
+
+    def _patiently(self, ask: Callable[[], T], patience_ms: float) -> T:
+        """Ask again while a broker is away, for that long."""
+        give_up = SYSTEM_CLOCK.monotonic_ms() + patience_ms
         while True:  # ends: at give_up
             try:
                 return ask()
@@ -263,7 +285,7 @@ def _bodies(
             message = found.get((part.broker, part.queue_id, offset))
             if message is None:
                 raise _missing(key, "was taken by retention, or its log was lost")
-            if message.keys != [key]:
+            if message.all_properties.get(KEYS) != key:  # ``keys`` is cut at blanks
                 raise _missing(key, f"is not at its place, {message.keys} is there")
             pieces.append(_body(message))
             form = message.properties.get(FORM, "")

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.pull.pull_consumer import PullConsumer
 from rmq_ray.errors import ClientError, ValueNotFound
 from rmq_ray.transfer_queue.settings import BackendSettings
 from rmq_ray.transfer_queue.store import ValueStore
@@ -80,7 +82,7 @@ def test_values_are_read_at_their_places_or_by_their_keys_in_any_process(
     writer, reader = opened(cluster, topic), opened(cluster, topic)
     rows = np.arange(2_000, dtype=np.int64).reshape(100, 20)
     long = np.arange(9 << 20, dtype=np.uint8)
-    keys = [f"{row}@ids" for row in range(100)] + ["0@text", "0@long"]
+    keys = [f"{row}@ids" for row in range(100)] + ["0@a\ttext", "0@a\u00a0long"]
     places = writer.put(keys, [*rows, {"prompt": "why?"}, long])
     assert writer.put([], []) == [] and reader.get([], []) == []
     for asked in (places, [None] * len(keys)):
@@ -125,6 +127,41 @@ def test_what_cannot_be_is_told_and_nothing_is_stuck(cluster: LiveCluster, opene
     with pytest.raises(ValueNotFound, match=r"\['0@ids'\] is there"):
         store.get(["1@ids"], [place])
     assert store.get(["0@ids"], [place]) == [1]
+
+
+def test_after_close_every_call_is_told_so(cluster: LiveCluster, opened: Opened) -> None:
+    store = opened(cluster, new_topic())
+    long = np.zeros(2 << 20, np.uint8)
+    places = store.put(["0@ids", "1@ids"], [long, long.copy()])
+    store.close()
+    for call in (
+        lambda: store.put(["0@ids"], [1]),
+        lambda: store.put(["0@ids", "1@ids"], [long, long.copy()]),
+        lambda: store.get(["0@ids", "1@ids"], places),
+        lambda: store.clear(["0@ids"], places[:1]),
+        store.live_keys,
+    ):
+        with pytest.raises(ClientError, match="closed|shut down|make a new one"):
+            call()
+
+
+def test_a_store_that_cannot_begin_leaves_nothing_open(
+    cluster: LiveCluster, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = list[type]()
+    for client in (Producer, PullConsumer):
+        close = client.close
+        monkeypatch.setattr(
+            client, "close", lambda self, close=close: [ended.append(type(self)), close(self)]
+        )
+
+    def refuse(self: PullConsumer) -> None:
+        raise ClientError("no")
+
+    monkeypatch.setattr(PullConsumer, "start", refuse)
+    with pytest.raises(ClientError, match="^no$"):
+        opened(cluster, new_topic())
+    assert set(ended) == {Producer, PullConsumer}
 
 
 def test_a_saved_state_is_there_again_after_it_was_loaded(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import threading
+from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
 
 from rmq_ray.client.pull.queue_queries import PullResult
-from rmq_ray.errors import BodyUnreadable
+from rmq_ray.errors import BodyUnreadable, RequestTimeout
 from rmq_ray.model.pulling import PullStatus
 from rmq_ray.transfer_queue.ledger import BACK, CLEAR, PUT, Book, back_to, keyed
 from rmq_ray.transfer_queue.tail import LedgerTail
@@ -28,10 +30,16 @@ class Ledger(list[Noted]):
     def note(self, tag: str, body: bytes) -> None:
         self.append(Noted(len(self), tag, body))
 
-    def pull(self, expression: str, offset: int, _count: int) -> PullResult:
+    def pull(self, expression: str, offset: int, _count: int, _patience: float) -> PullResult:
         page = [one for one in self[offset : offset + 2] if expression == "*" or one.tag != PUT]
         end = min(offset + 2, len(self))
         return PullResult(PullStatus.FOUND, end, 0, len(self), page)  # type: ignore[arg-type]
+
+
+def tail_of(
+    pull: Callable[..., PullResult], expression: str, patience_ms: float = 1e4
+) -> LedgerTail:
+    return LedgerTail(pull, expression, patience_ms)
 
 
 def test_the_newest_put_of_a_key_counts_until_its_place_is_cleared() -> None:
@@ -63,7 +71,7 @@ def test_what_is_no_record_of_a_ledger_is_told(tag: str, body: bytes) -> None:
 
 def test_a_book_that_is_kept_up_to_date_and_one_from_the_first_record_are_the_same() -> None:
     ledger = Ledger()
-    kept, light = LedgerTail(ledger.pull, "*"), LedgerTail(ledger.pull, "clear")
+    kept, light = tail_of(ledger.pull, "*"), tail_of(ledger.pull, "clear")
     steps = [
         (PUT, keyed(["0@a", "1@a"], ["a:0:0", "a:0:1"])),
         (CLEAR, keyed(["0@a"], ["a:0:0"])),
@@ -76,7 +84,7 @@ def test_a_book_that_is_kept_up_to_date_and_one_from_the_first_record_are_the_sa
     for tag, body in steps:
         ledger.note(tag, body)
         book, end = kept.catch_up()
-        anew, _ = LedgerTail(ledger.pull, "*").catch_up()
+        anew, _ = tail_of(ledger.pull, "*").catch_up()
         tombstones, _ = light.catch_up()
         assert end == len(ledger) and book.index == anew.index
         for place in ("a:0:0", "a:0:1", "a:0:2"):
@@ -90,7 +98,7 @@ def test_going_back_makes_void_what_was_noted_since_and_nothing_before() -> None
     ledger.note(CLEAR, keyed(["0@a"], ["a:0:0"]))
     ledger.note(CLEAR, keyed(["1@a"], ["a:0:1"]))
     ledger.note(BACK, back_to(2))
-    book, _ = LedgerTail(ledger.pull, "*").catch_up()
+    book, _ = tail_of(ledger.pull, "*").catch_up()
     assert book.index == {"1@a": "a:0:1"} and book.is_cleared("a:0:0")
 
 
@@ -102,7 +110,7 @@ def test_a_later_checkpoint_that_is_loaded_after_an_earlier_one_is_whole() -> No
     ledger.note(BACK, back_to(1))
     ledger.note(PUT, keyed(["k4"], ["a:0:3"]))
     ledger.note(BACK, back_to(2))
-    book, _ = LedgerTail(ledger.pull, "*").catch_up()
+    book, _ = tail_of(ledger.pull, "*").catch_up()
     assert book.index == {"k1": "a:0:0", "k2": "a:0:1"}
 
 
@@ -110,7 +118,7 @@ def test_states_that_are_loaded_in_any_order_are_as_they_were_saved() -> None:
     chance = random.Random(7)
     for _ in range(300):
         ledger, saved = Ledger(), list[tuple[int, dict[str, str]]]()
-        kept = LedgerTail(ledger.pull, "*")
+        kept = tail_of(ledger.pull, "*")
         meant: dict[str, str] = {}
         for number in range(chance.randrange(1, 25)):
             saved.append((len(ledger), dict(meant)))
@@ -127,4 +135,27 @@ def test_states_that_are_loaded_in_any_order_are_as_they_were_saved() -> None:
                 ledger.note(CLEAR, keyed([key], [meant.pop(key)]))
             if chance.random() < 0.5:
                 assert kept.catch_up()[0].index == meant
-        assert LedgerTail(ledger.pull, "*").catch_up()[0].index == kept.catch_up()[0].index == meant
+        assert tail_of(ledger.pull, "*").catch_up()[0].index == kept.catch_up()[0].index == meant
+
+
+def test_a_caller_waits_for_another_one_only_as_long_as_it_has_itself() -> None:
+    ledger, asked, back = Ledger(), threading.Event(), threading.Event()
+    patience = list[float]()
+
+    def away(expression: str, offset: int, count: int, patience_ms: float) -> PullResult:
+        patience.append(patience_ms)
+        asked.set()
+        assert back.wait(10)
+        return ledger.pull(expression, offset, count, patience_ms)
+
+    tail = tail_of(away, "*", patience_ms=50)
+    first = threading.Thread(target=tail.catch_up)
+    first.start()
+    assert asked.wait(10)
+    try:
+        with pytest.raises(RequestTimeout, match="within 0.05 s"):
+            tail.catch_up()
+    finally:
+        back.set()
+        first.join(10)
+    assert tail.catch_up()[1] == 0 and max(patience) <= 50
