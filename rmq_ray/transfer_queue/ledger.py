@@ -8,12 +8,13 @@
                                                     state was loaded again
 
 Decides which places are cleared and what the index of keys is. Pure. Invariants: the ledger is one
-queue, so its records have one order for everybody; a book made from the first record on and one
-that was kept up to date are the same.
+queue, so its records have one order for everybody; a book made from the first record on that is
+there and one that was kept up to date have the same index.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,6 +50,8 @@ class Book:
         """
         self.cleared: dict[tuple[str, int], OffsetRanges] = {}
         """Offsets of each (broker, queue id)."""
+        self._noted: OrderedDict[str, int] = OrderedDict()
+        """Keys of the index -> the offset of their record, the oldest first."""
         self._void: list[tuple[int, int]] = []
 
     def apply(self, offset: int, tag: str | None, body: bytes) -> bool:
@@ -60,10 +63,16 @@ class Book:
             if tag == BACK:
                 return self._back(int(record["offset"]), offset)
             if not self._is_void(offset):
-                self._take(tag, record["keys"], record["places"])
+                self._take(offset, tag, record["keys"], record["places"])
         except (KeyError, TypeError, ValueError, msgpack.exceptions.UnpackException) as error:
             raise BodyUnreadable(f"offset {offset} of the ledger is no record of it") from error
         return False
+
+    def forget(self, begin: int) -> None:
+        """Retention took the records before ``begin``, and with them the values."""
+        while self._noted and next(iter(self._noted.values())) < begin:
+            key, _ = self._noted.popitem(last=False)
+            del self.index[key]
 
     def is_cleared(self, place: str) -> bool:
         """Whether a tombstone names it, or a part of it."""
@@ -77,18 +86,21 @@ class Book:
         kept = [back for back in self._void if not begin <= back[1] < end]
         self._void = [*kept, (begin, end)]
         self.index.clear()
+        self._noted.clear()
         self.cleared.clear()
         return True
 
     def _is_void(self, offset: int) -> bool:
         return any(begin <= offset < end for begin, end in self._void)
 
-    def _take(self, tag: str | None, keys: list[Any], places: list[Any]) -> None:
+    def _take(self, offset: int, tag: str | None, keys: list[Any], places: list[Any]) -> None:
         for key, place in zip(keys, places, strict=True):
             if tag == PUT:
                 self.index[key] = place
+                self._noted[key] = offset
+                self._noted.move_to_end(key)
                 continue
             if self.index.get(key) == place:
-                del self.index[key]
+                del self.index[key], self._noted[key]
             for part in parts_of(place):
                 self.cleared.setdefault(part[:2], OffsetRanges()).add(part.first, part.size)

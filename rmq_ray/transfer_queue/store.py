@@ -285,7 +285,7 @@ def _bodies(
             message = found.get((part.broker, part.queue_id, offset))
             if message is None:
                 raise _missing(key, "was taken by retention, or its log was lost")
-            if message.all_properties.get(KEYS) != key:  # ``keys`` is cut at blanks
+            if message.all_properties.get(KEYS, "") != key:  # ``keys`` is cut at blanks
                 raise _missing(key, f"is not at its place, {message.keys} is there")
             pieces.append(_body(message))
             form = message.properties.get(FORM, "")

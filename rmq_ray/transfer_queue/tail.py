@@ -59,5 +59,6 @@ class LedgerTail:
                 if again:
                     break
             self._next = 0 if again else found.next_offset
+            self._book.forget(found.min_offset)
             if not again and self._next >= found.max_offset:
                 return self._book, self._next

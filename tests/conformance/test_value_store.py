@@ -82,12 +82,13 @@ def test_values_are_read_at_their_places_or_by_their_keys_in_any_process(
     writer, reader = opened(cluster, topic), opened(cluster, topic)
     rows = np.arange(2_000, dtype=np.int64).reshape(100, 20)
     long = np.arange(9 << 20, dtype=np.uint8)
-    keys = [f"{row}@ids" for row in range(100)] + ["0@a\ttext", "0@a\u00a0long"]
-    places = writer.put(keys, [*rows, {"prompt": "why?"}, long])
+    keys = [f"{row}@ids" for row in range(100)] + ["0@a\ttext", "0@a\u00a0long", ""]
+    places = writer.put(keys, [*rows, {"prompt": "why?"}, long, None])
     assert writer.put([], []) == [] and reader.get([], []) == []
     for asked in (places, [None] * len(keys)):
-        *found, text, whole = reader.get(keys, asked)
+        *found, text, whole, nothing = reader.get(keys, asked)
         assert np.array_equal(np.stack(found), rows) and text == {"prompt": "why?"}
+        assert nothing is None
         assert np.array_equal(whole, long)
     assert reader.get(keys[7:9][::-1], places[7:9][::-1])[1].tolist() == rows[7].tolist()
     assert sorted(reader.live_keys()) == sorted(keys)

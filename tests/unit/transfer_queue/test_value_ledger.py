@@ -25,15 +25,18 @@ class Noted(NamedTuple):
 
 
 class Ledger(list[Noted]):
-    """The records, and a broker that hands out two of them at a time."""
+    """The records, and a broker that hands out two of them at a time, from ``first`` on."""
+
+    first = 0
 
     def note(self, tag: str, body: bytes) -> None:
         self.append(Noted(len(self), tag, body))
 
     def pull(self, expression: str, offset: int, _count: int, _patience: float) -> PullResult:
+        offset = max(offset, self.first)
         page = [one for one in self[offset : offset + 2] if expression == "*" or one.tag != PUT]
         end = min(offset + 2, len(self))
-        return PullResult(PullStatus.FOUND, end, 0, len(self), page)  # type: ignore[arg-type]
+        return PullResult(PullStatus.FOUND, end, self.first, len(self), page)  # type: ignore[arg-type]
 
 
 def tail_of(
@@ -159,3 +162,16 @@ def test_a_caller_waits_for_another_one_only_as_long_as_it_has_itself() -> None:
         back.set()
         first.join(10)
     assert tail.catch_up()[1] == 0 and max(patience) <= 50
+
+
+def test_what_retention_took_is_in_no_index_however_long_its_reader_lives() -> None:
+    ledger = Ledger()
+    for number in range(6):
+        ledger.note(PUT, keyed([f"{number % 5}@a"], [f"a:0:{number}"]))
+    ledger.note(CLEAR, keyed(["3@a"], ["a:0:3"]))
+    kept = tail_of(ledger.pull, "*")
+    assert set(kept.catch_up()[0].index) == {"0@a", "1@a", "2@a", "4@a"}
+    for ledger.first, there in ((2, {"0@a", "2@a", "4@a"}), (5, {"0@a"}), (7, set[str]())):
+        book, _ = kept.catch_up()
+        assert set(book.index) == there
+        assert book.index == tail_of(ledger.pull, "*").catch_up()[0].index
