@@ -38,6 +38,7 @@ from benchmarks import (
     stream,
     table,
     transaction,
+    transfer_queue,
     ways,
 )
 from benchmarks.report import around_table, circumstances, write_report
@@ -65,6 +66,7 @@ PARTS = {
     "rebalance": bench_rebalance.run,
     "serve": serve_tasks.run,
     "queue": durable_queue.run,
+    "transfer-queue": transfer_queue.run,
     "parked": parked.run,
     "filter": bench_filter.run,
     "console": console.run,

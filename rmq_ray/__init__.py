@@ -124,6 +124,7 @@ if TYPE_CHECKING:
         TransactionEnded,
         TransactionError,
         TransactionUnknown,
+        ValueNotFound,
     )
     from rmq_ray.model.ids import MessageQueue
     from rmq_ray.model.message import Message, SendResult, SendStatus
@@ -259,6 +260,7 @@ __all__ = [
     "TransactionProducer",
     "TransactionSendResult",
     "TransactionUnknown",
+    "ValueNotFound",
     "Workers",
     "connect",
     "consumer",
@@ -309,7 +311,7 @@ _HOMES = {
         "StoreError TableError TableExists TableNotFound TableStorageError "
         "TaskAborted TaskError TaskNotEncodable TaskTimedOut TaskUnprocessable "
         "TooFewResources TooManyInFlight TopicExists TopicFull TopicNotFound TopicNotWritable "
-        "TransactionEnded TransactionError TransactionUnknown"
+        "TransactionEnded TransactionError TransactionUnknown ValueNotFound"
     ),
     "rmq_ray.model.ids": "MessageQueue",
     "rmq_ray.protocol.allocation.strategies": (

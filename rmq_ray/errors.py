@@ -23,7 +23,7 @@ says whose fault it was.
     │   └── DuplicateMismatch            a sequence number was used again with other bytes (caller)
     ├── ConsumeError
     │   ├── OffsetOutOfRange, NotAssigned, CommitFailed, SubscriptionInvalid, SubscriptionStale
-    │   ├── BodyUnreadable
+    │   ├── BodyUnreadable, ValueNotFound
     │   └── GroupInUse, ReceiptStale, TooManyInFlight: of groups that pop
     ├── TransactionError                 a half message or its end was refused
     │   ├── TransactionUnknown           nobody acknowledged the end; the broker will ask (network)
@@ -292,6 +292,12 @@ class SubscriptionStale(ConsumeError):
 class BodyUnreadable(ConsumeError):
     """A compressed body cannot be restored: wrong bytes, cut short, an unknown codec, or larger
     than the reader allows.
+    """
+
+
+class ValueNotFound(ConsumeError):
+    """A value of TransferQueue is not there any more, or never was: it was cleared, or retention
+    took it (args[1] = its key).
     """
 
 

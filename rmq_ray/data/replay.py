@@ -35,12 +35,13 @@ from rmq_ray.actors.discovery import (
     meant_cluster,
 )
 from rmq_ray.client.admin.admin import Admin
+from rmq_ray.client.instance.outage import passes
 from rmq_ray.client.scan.batch_planner import state_of
 from rmq_ray.client.scan.topic_state import TopicState
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import Tls
 from rmq_ray.data.tensors import arrays, decoded, encoded, joined, torch_tensors
-from rmq_ray.errors import BodyUnreadable, ClientError, CommitFailed, RemotingError
+from rmq_ray.errors import BodyUnreadable, ClientError, ConsumeError, RemotingError
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.protocol.scan.scan_positions import normal, offsets_json
 from rmq_ray.protocol.scan.stream_offsets import limited
@@ -449,8 +450,8 @@ def _patiently(ask: Callable[[], T]) -> T:
     while True:  # ends: at give_up
         try:
             return ask()
-        except (RemotingError, CommitFailed) as error:
-            if not error.retriable or SYSTEM_CLOCK.monotonic_ms() >= give_up:
+        except (RemotingError, ConsumeError) as error:
+            if not passes(error) or SYSTEM_CLOCK.monotonic_ms() >= give_up:
                 raise
         SYSTEM_CLOCK.sleep_ms(AWAY_PAUSE_MS)
 

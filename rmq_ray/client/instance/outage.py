@@ -17,7 +17,14 @@ import msgpack
 
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.clock import Clock
-from rmq_ray.errors import ClusterError, NotAuthorized, RemotingError, ResponseError, RmqError
+from rmq_ray.errors import (
+    ClusterError,
+    ConsumeError,
+    NotAuthorized,
+    RemotingError,
+    ResponseError,
+    RmqError,
+)
 from rmq_ray.model.ids import Address
 from rmq_ray.remoting.wire.bodies import decode_cluster_info
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
@@ -32,6 +39,14 @@ PASSING = frozenset(
     (ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.STILL_RECOVERING)
 )
 """What a broker answers that cannot serve now, and has done nothing."""
+
+
+def passes(error: RmqError) -> bool:
+    """Whether the same question may be answered in a moment: a retriable error, or one that stands
+    for an answer of a broker that is busy or still recovers.
+    """
+    told = isinstance(error, ConsumeError | ResponseError) and len(error.args) > 1
+    return error.retriable or (told and error.args[1] in PASSING)
 
 
 def ask_patiently(attempt: Callable[[int], Command], clock: Clock, patience_ms: float) -> Command:

@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from rmq_ray.client.instance.outage import PAUSE_MS, ask_patiently
+from rmq_ray.client.instance.outage import PAUSE_MS, ask_patiently, passes
 from rmq_ray.clock import ManualClock
 from rmq_ray.errors import (
+    CommitFailed,
     ConnectFailed,
     ConnectionLost,
+    ConsumeError,
     HandshakeFailed,
     MalformedFrame,
     RemotingError,
@@ -90,3 +92,14 @@ def test_when_the_patience_is_over_the_last_reason_is_raised() -> None:
             scripted(Command(ResponseCode.STILL_RECOVERING, remark="reads its disk")), clock, 0
         )
     assert caught.value.response_code == ResponseCode.STILL_RECOVERING
+
+
+@pytest.mark.parametrize("code", [ResponseCode.STILL_RECOVERING, ResponseCode.SYSTEM_BUSY])
+def test_an_error_that_stands_for_such_an_answer_passes_too(code: ResponseCode) -> None:
+    assert passes(ResponseError("x", int(code))) and passes(ConsumeError("x", int(code)))
+
+
+def test_other_errors_pass_if_they_are_retriable() -> None:
+    assert passes(ConnectionLost("x")) and passes(CommitFailed("x", "queue"))
+    assert not passes(ResponseError("x", int(ResponseCode.NO_PERMISSION)))
+    assert not passes(ResponseError("x")) and not passes(HandshakeFailed("x"))
