@@ -1,6 +1,6 @@
 """What runs where PyTorch is, beside TransferQueue's own tests: tensors of every kind, the program
 of the page, and rollouts, a trainer and a broker that are killed at each step of a put, a get and a
-clear. ``test_transfer_queue.py`` starts it.
+clear. ``tests/ray/test_transfer_queue.py`` starts it.
 """
 
 from __future__ import annotations

@@ -13,8 +13,10 @@ import pytest
 
 from tests.support.outcomes import OUTCOMES_TO, judging
 from tests.support.pages import ROOT
+from tests.support.tools import obtained
 from tools import transfer_queue
 
+pytestmark = pytest.mark.calm  # Ray gives what it starts half a minute
 TIMEOUT_S = 280
 OURS = ROOT / "tests" / "e2e" / "transfer_queue_session.py"
 THEIRS = {
@@ -34,7 +36,7 @@ NOT_OURS = (
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """How the tests of one session there went."""
-    python = transfer_queue.python()
+    python = obtained(transfer_queue.python)
     theirs = next(python.parents[1].glob("lib/python*/site-packages/tests/e2e"))
     told = tmp_path_factory.mktemp("told") / "outcomes.jsonl"
     words = ["-m", "pytest", "-q", "-p", "tests.support.transfer_queue_backend"]
