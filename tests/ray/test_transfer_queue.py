@@ -16,7 +16,8 @@ from tests.support.pages import ROOT
 from tests.support.tools import obtained
 from tools import transfer_queue
 
-pytestmark = pytest.mark.calm  # Ray gives what it starts half a minute
+# Ray gives what it starts half a minute; the environment takes as long to be made
+pytestmark = [pytest.mark.calm, pytest.mark.timeout(500)]
 TIMEOUT_S = 280
 OURS = ROOT / "tests" / "e2e" / "transfer_queue_session.py"
 THEIRS = {
