@@ -55,8 +55,8 @@ class Book:
         self._void: list[tuple[int, int]] = []
 
     def apply(self, offset: int, tag: str | None, body: bytes) -> bool:
-        """One record. True: all have to be given again, from the first one on, since earlier ones
-        have become void. ``BodyUnreadable`` for what is no record of a ledger.
+        """One record. True: all have to be given to the book ``anew``, from the first one on, since
+        earlier ones have become void. ``BodyUnreadable`` for what is no record of a ledger.
         """
         try:
             record = msgpack.unpackb(body)
@@ -67,6 +67,12 @@ class Book:
         except (KeyError, TypeError, ValueError, msgpack.exceptions.UnpackException) as error:
             raise BodyUnreadable(f"offset {offset} of the ledger is no record of it") from error
         return False
+
+    def anew(self) -> Book:
+        """An empty one that knows what is void. This one stays as it is for who reads in it."""
+        book = Book()
+        book._void = self._void
+        return book
 
     def forget(self, begin: int) -> None:
         """Retention took the records before ``begin``, and with them the values."""
@@ -85,9 +91,6 @@ class Book:
             return False
         kept = [back for back in self._void if not begin <= back[1] < end]
         self._void = [*kept, (begin, end)]
-        self.index.clear()
-        self._noted.clear()
-        self.cleared.clear()
         return True
 
     def _is_void(self, offset: int) -> bool:

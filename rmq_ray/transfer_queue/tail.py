@@ -57,6 +57,7 @@ class LedgerTail:
             for message in found.messages:
                 again = self._book.apply(message.queue_offset, message.tag, message.body)
                 if again:
+                    self._book = self._book.anew()
                     break
             self._next = 0 if again else found.next_offset
             self._book.forget(found.min_offset)

@@ -175,3 +175,13 @@ def test_what_retention_took_is_in_no_index_however_long_its_reader_lives() -> N
         book, _ = kept.catch_up()
         assert set(book.index) == there
         assert book.index == tail_of(ledger.pull, "*").catch_up()[0].index
+
+
+def test_who_reads_in_a_book_while_an_earlier_state_is_loaded_finds_it_whole() -> None:
+    ledger = Ledger()
+    ledger.note(PUT, keyed(["0@a"], ["a:0:0"]))
+    tail = tail_of(ledger.pull, "*")
+    before, _ = tail.catch_up()
+    ledger.note(BACK, back_to(0))
+    after, _ = tail.catch_up()
+    assert before.index == {"0@a": "a:0:0"} and not after.index
