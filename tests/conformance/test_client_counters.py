@@ -69,6 +69,7 @@ def test_sends_and_listeners_calls_are_counted_and_the_page_has_every_name(
             orderly=orderly,
         ) as consumer:
             name = "rmq_ray_consumer_messages_total"
+            eventually(lambda: value(consumer.metrics(), name, **FAILED) == 1)
             eventually(lambda: value(consumer.metrics(), name, **OK) >= 39)
             eventually(lambda: value(consumer.metrics(), "rocketmq_consumer_cached_bytes") == 0)
             got = consumer.metrics()
