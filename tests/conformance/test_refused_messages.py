@@ -381,7 +381,7 @@ def test_a_piece_is_sent_again_while_the_broker_is_busy_and_fails_when_it_stays_
     tiny.broker.fault = lambda arrival, number: (
         refuses_bad(arrival, number) or (2 if number == 3 else None)
     )
-    with Producer("web", discovery=tiny, linger_ms=5_000.0, send_timeout_ms=600) as producer:
+    with Producer("web", discovery=tiny, linger_ms=5_000.0) as producer:
         producer.send("orders", b"warm")
         outcomes = settle(producer, [b"1", b"bad", b"3", b"4"])
         assert [type(outcome).__name__ for outcome in outcomes] == [
@@ -391,10 +391,11 @@ def test_a_piece_is_sent_again_while_the_broker_is_busy_and_fails_when_it_stays_
             "SendResult",
         ]
         assert [len(arrival.records) for arrival in tiny.broker.arrivals] == [1, 4, 2, 1, 1, 1, 2]
-        count = len(tiny.broker.arrivals)
-        tiny.broker.fault = lambda arrival, number: (
-            refuses_bad(arrival, number) or (2 if number > count else None)
-        )
+    count = len(tiny.broker.arrivals)
+    tiny.broker.fault = lambda arrival, number: (
+        refuses_bad(arrival, number) or (2 if number > count else None)
+    )
+    with Producer("hasty", discovery=tiny, linger_ms=5_000.0, send_timeout_ms=600) as producer:
         outcomes = settle(producer, [b"1", b"2", b"3", b"bad"])
     assert {type(outcome).__name__ for outcome in outcomes[:3]} == {"BrokerBusy"} and isinstance(
         outcomes[3], SendError
