@@ -441,8 +441,7 @@ class Broker:
             epoch=epoch,
         )
         core.pulls.parked.start()
-        if self._registration is not None:
-            core.tables.on_topics = self._registration.changed
+        self._announce_topics(core)
         self.handle = core.handle
         return core
 
@@ -469,8 +468,13 @@ class Broker:
             lambda address: self._replica.master_at(address) if self._replica is not None else None,
             epoch=(lambda: None) if self._leadership is None else self._leadership.known_epoch,
         )
-        self._served().tables.on_topics = self._registration.changed
+        self._announce_topics(self._served())
         self._registration.start()
+
+    def _announce_topics(self, core: BrokerCore) -> None:
+        if self._registration is not None:
+            core.tables.on_topics = self._registration.changed
+            core.tables.when_known = self._registration.when_registered
 
     def _follow(
         self, core: BrokerCore, master: str | None = None, epoch: int | None = None

@@ -1,16 +1,18 @@
 """Tells every name server what this broker has (protocol-behaviour 4.2, 5; remoting 6.1).
 
 Decides: when: at start, after 10 s, then every 30 s, at once when a topic changed, soon again after
-a failure; and that name servers never wait for one another: each has its own task and connection.
-Does not decide what a name server does with it.
+a failure; that name servers never wait for one another: each has its own task and connection; and
+how long the first send to a topic waits for them. Does not decide what a name server does with it.
 
-Invariant: a name server that is down or hangs costs the broker nothing but its own task; what it
-missed it gets with the next registration, which always carries the whole table.
+Invariants: a name server that is down costs the broker nothing but its own task, one that hangs the
+first send to a new topic ``REGISTERED_WAIT_S``; what it missed it gets with the next registration,
+which always carries the whole table.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -34,6 +36,7 @@ SECOND_REGISTRATION_S = 10.0
 FAILURE_PAUSE_S = 0.25
 TIMEOUT_MS = 6_000
 UNREGISTER_TIMEOUT_MS = 1_000
+REGISTERED_WAIT_S = 1.0
 
 Snapshot = Callable[[], tuple[dict[str, TopicConfig], DataVersion]]
 """Raises ``StoreNotReady`` while there is nothing to tell."""
@@ -50,6 +53,8 @@ class _Server:
     """The broker id under which it has this broker."""
     asked_as: int | None = None
     """Under which it was asked to have it last, answered or not."""
+    version: int = -1
+    """Of the broker's changes that it knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +115,9 @@ class BrokerRegistration:
         self._epoch = epoch
         self._body = RegistrationBody()
         self._tasks: list[asyncio.Task[None]] = []
-        self._everywhere = asyncio.Event()
+        self._version = 0
+        self._waiting: set[asyncio.Task[None]] = set()
+        self._moved = asyncio.Event()
 
     def start(self) -> None:
         """Begin; returns at once."""
@@ -125,19 +132,36 @@ class BrokerRegistration:
         """Wait until every name server knows this broker under the id that it has now; False when
         one did not after ``timeout_s``.
         """
-        if not self._known:
-            self._everywhere.clear()
-        await wait_at_most(self._everywhere, timeout_s)
-        return self._everywhere.is_set()
+        return await self._until(lambda: self._known, timeout_s)
 
     def changed(self) -> None:
         """A topic changed: register at once."""
+        self._version += 1
         for server in self._servers:
             server.due.set()
 
+    def when_registered(self, then: Callable[[], None]) -> None:
+        """``then()`` once every name server that is connected knows what changed until now, so that
+        whoever asks one finds the topic; ``REGISTERED_WAIT_S`` later at most. Loop only.
+        """
+        version = self._version
+
+        def known() -> bool:
+            there = [server for server in self._servers if server.connection is not None]
+            return all(server.version >= version for server in there)
+
+        async def wait() -> None:
+            await self._until(known, REGISTERED_WAIT_S)
+            then()
+
+        task = asyncio.get_running_loop().create_task(wait(), name="wait for name servers")
+        self._waiting.add(task)
+        task.add_done_callback(self._waiting.discard)
+        task.add_done_callback(self._ended)
+
     async def stop(self) -> None:
         """Unregister everywhere; waits a second at most for each, all at the same time."""
-        for task in self._tasks:
+        for task in (*self._tasks, *self._waiting):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(self._unregister(server) for server in self._servers))
@@ -189,25 +213,32 @@ class BrokerRegistration:
         """
         if self._identity.broker_id < 0:
             await self._unregister(server)
-            self._look_round()
+            self._moved.set()
             return True
+        version = self._version
         try:
             body = self._body.of(*self._snapshot())
         except StoreNotReady:
             return False
         await self._register(server, body)
         server.registrations += 1
-        self._look_round()
+        server.version = version
+        self._moved.set()
         return True
+
+    async def _until(self, reached: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait until name servers took so much; False when they did not after ``timeout_s``."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not reached():
+                    self._moved.clear()
+                    await self._moved.wait()
+        return reached()
 
     @property
     def _known(self) -> bool:
         wanted = self._identity.broker_id if self._identity.broker_id >= 0 else None
         return all(server.known_as == wanted for server in self._servers)
-
-    def _look_round(self) -> None:
-        if self._known:
-            self._everywhere.set()
 
     async def _register(self, server: _Server, body: bytes) -> None:
         connection = server.connection
@@ -274,6 +305,7 @@ class BrokerRegistration:
     async def _drop(self, server: _Server) -> None:
         connection = server.connection
         server.connection = server.known_as = server.asked_as = None
+        self._moved.set()
         if connection is not None:
             await connection.close()
 
@@ -284,3 +316,4 @@ class BrokerRegistration:
         if server.connection is lost:
             server.connection = server.known_as = server.asked_as = None
             server.due.set()
+            self._moved.set()

@@ -57,7 +57,9 @@ class LoadedTables:
 
 
 class BrokerTables:
-    """``on_topics(config | None)``: told in the loop after a change of topics."""
+    """``on_topics()``: called in the loop after a change of topics; ``when_known(then)``: calls
+    ``then`` once name servers know what changed until now.
+    """
 
     def __init__(self, runtime: BrokerRuntime, settings: BrokerSettings) -> None:
         config, clock = runtime.config, runtime.clock
@@ -105,9 +107,10 @@ class BrokerTables:
         )
         self.save_topics = self._topics_saver.save
         self.save_groups = self._groups_saver.save
-        self.pending_topics = PendingTopics(self.save_topics)
+        self.pending_topics = PendingTopics(self.save_topics, lambda then: self.when_known(then))
         self.loaded = False
         self.on_topics: Callable[[], None] = lambda: None
+        self.when_known: Callable[[Callable[[], None]], None] = lambda then: then()
 
     def read(self) -> LoadedTables:
         """Read all files; in a thread. Raises ``StoreCorrupt`` when a file and its copy are
@@ -254,11 +257,11 @@ class BrokerTables:
     def _topic_changed(self, config: TopicConfig | None) -> None:
         if not self.loaded:
             return
+        self.on_topics()
         if config is None:
             self.save_topics()
         else:
             self.pending_topics.created(config.name)
-        self.on_topics()
 
     def _groups_changed(self) -> None:
         if self.loaded:

@@ -239,16 +239,21 @@ def is_internal(topic: str) -> bool:
 
 
 class PendingTopics:
-    """Topics that were just made and are not on disk yet: sends to them wait for the file, so that
-    no acknowledged message lies in a topic that a crash forgets.
+    """Topics that were just made and are not on disk, or not known to name servers yet: sends to
+    them wait for both, so that no acknowledged message lies in a topic that a crash forgets or that
+    a reader does not find.
 
     Requests for one topic go on in the order in which they came. A write that failed changes
     nothing: the next send tries it again. ``save(then)`` writes the topic table
-    (``ConfigSaver.save``).
+    (``ConfigSaver.save``); ``when_known(then)``: once name servers were told of it.
     """
 
-    def __init__(self, save: Callable[[Callable[[Exception | None], None]], None]) -> None:
-        self._save = save
+    def __init__(
+        self,
+        save: Callable[[Callable[[Exception | None], None]], None],
+        when_known: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self._save, self._when_known = save, when_known
         self._waiting: dict[str, list[tuple[int, Resume]]] = {}
         self._unsaved: set[str] = set()
         self._bytes = 0
@@ -281,8 +286,13 @@ class PendingTopics:
     def _saved(self, topic: str, error: Exception | None) -> None:
         if error is None:
             self._unsaved.clear()  # the file holds all topics
-        elif topic in self._waiting:
+            self._when_known(lambda: self._go_on(topic, None))
+            return
+        if topic in self._waiting:
             self._unsaved.add(topic)
+        self._go_on(topic, error)
+
+    def _go_on(self, topic: str, error: Exception | None) -> None:
         for size, resume in self._waiting.pop(topic, ()):
             self._bytes -= size
             resume(error)

@@ -1,12 +1,14 @@
 """When a broker tells its name servers what it has: at the start, after 10 s, then every 30 s; soon
-again after a failure, at once after a change.
+again after a failure, at once after a change. Who waits for it goes on when all that are connected
+have taken it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -15,8 +17,9 @@ from rmq_ray.config import BrokerConfig, RemotingLimits, StoreConfig
 from rmq_ray.errors import ConnectFailed, StoreNotReady
 from rmq_ray.model.topics import DataVersion, TopicConfig
 from rmq_ray.server.base.identity import Identity
+from rmq_ray.server.broker import registration
 from rmq_ray.server.broker.registration import BrokerRegistration, NameServers
-from tests.support.waiting import loop_turns
+from tests.support.waiting import eventually_async, loop_turns
 
 DEFAULT_MS = BrokerConfig(StoreConfig("/s")).register_interval_ms
 Turn = Callable[[], None]
@@ -137,3 +140,89 @@ def test_a_changed_topic_is_told_without_waiting_for_the_next_turn() -> None:
         return turns
 
     assert asyncio.run(story()) == 2
+
+
+class TwoNameServers:
+    """Each takes a registration when its event is set; ``away``: the second is not connected."""
+
+    def __init__(self, away: bool = False) -> None:
+        self.takes = {port: asyncio.Event() for port in (1, 2)}
+        self._away = away
+        self.told = BrokerRegistration(
+            Identity("broker-a", 0, "c", boot_ms=0),
+            NameServers(("127.0.0.1:1", "127.0.0.1:2"), None, RemotingLimits(), DEFAULT_MS),
+            SYSTEM_CLOCK,
+            nothing,
+            print,
+            print,
+        )
+        self.told._register = self._register  # type: ignore[method-assign]
+
+    async def _register(self, server: Any, _body: bytes) -> None:
+        if self._away and server.address.port == 2:
+            raise ConnectFailed("no name server")
+        server.connection = server.connection or Connected()
+        await self.takes[server.address.port].wait()
+
+
+class Connected:
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+def of_two(story: Callable[[TwoNameServers, list[str]], Awaitable[None]], away: bool) -> list[str]:
+    """What happened, in its order: the story's words, and "known" when the waiter went on."""
+    happened: list[str] = []
+
+    async def run() -> None:
+        both = TwoNameServers(away)
+        both.told.start()
+        await loop_turns(20)
+        both.told.changed()
+        both.told.when_registered(lambda: happened.append("known"))
+        await loop_turns(20)
+        await story(both, happened)
+        await both.told.stop()
+
+    asyncio.run(run())
+    return happened
+
+
+def test_who_waits_for_a_change_goes_on_when_every_connected_name_server_has_taken_it() -> None:
+    async def story(both: TwoNameServers, happened: list[str]) -> None:
+        for port in (1, 2):
+            happened.append(f"{port} takes")
+            both.takes[port].set()
+            await loop_turns(20)
+
+    assert of_two(story, away=False) == ["1 takes", "2 takes", "known"]
+
+
+def test_a_name_server_that_is_away_is_not_waited_for() -> None:
+    async def story(both: TwoNameServers, happened: list[str]) -> None:
+        happened.append("1 takes")
+        both.takes[1].set()
+        await loop_turns(20)
+
+    assert of_two(story, away=True) == ["1 takes", "known"]
+
+
+def test_a_name_server_that_hangs_is_not_waited_for_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(registration, "REGISTERED_WAIT_S", 0.05)
+
+    async def story(both: TwoNameServers, happened: list[str]) -> None:
+        both.takes[1].set()
+        await eventually_async(lambda: happened)
+
+    assert of_two(story, away=False) == ["known"]
+
+
+def test_behind_a_stop_nobody_goes_on() -> None:
+    async def story(both: TwoNameServers, happened: list[str]) -> None:
+        await both.told.stop()
+        both.takes[1].set()
+        both.takes[2].set()
+
+    assert of_two(story, away=False) == []
