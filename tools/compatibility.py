@@ -49,14 +49,17 @@ served.
 | OrderMsgBroadCastIT | RocketMQ itself leaves it out (`@Ignore`) |
 | DLedgerProduceAndConsumeIT | starts Apache's brokers with its own replicated log |
 
-One of them failed once beside other JVMs, BroadCastNormalMsgRecvFailIT (of 16 messages one did
-not come). Alone it passed 20 of 20 times beside two busy loops. Against Apache's own brokers it
-passed 20 of 20 times on an idle machine, and 20 of 20 beside four busy loops
-(`python -m tools.rocketmq_tests BroadCastNormalMsgRecvFailIT --times 20`).
+Two of the classes have a race of their own and run when nothing else does:
 
-So did NormalMsgTwoSameGroupConsumerIT, once, where one send of RocketMQ's client took more than its
-3 s beside some fifty runnable threads. Against Apache's own brokers it passed 20 of 20 times beside
-four busy loops.
+- BroadCastNormalMsgRecvFailIT failed three times beside other JVMs (of 16 messages one did not
+  come). It sends as soon as its consumers have begun, and a consumer receives what is stored after
+  it has asked each queue for its end. RocketMQ's later sources leave that test out (`@Ignore`).
+  Alone it passed 20 of 20 times beside two busy loops. Against Apache's own brokers it passed 20 of
+  20 times on an idle machine, and 20 of 20 beside four busy loops
+  (`python -m tools.rocketmq_tests BroadCastNormalMsgRecvFailIT --times 20`).
+- NormalMsgTwoSameGroupConsumerIT failed once, where one send of RocketMQ's client took more than
+  its 3 s beside some fifty runnable threads. Against Apache's own brokers it passed 20 of 20 times
+  beside four busy loops.
 
 RocketMQ 5 does not publish the classes of its integration tests (`rocketmq-test`, classifier
 `tests`).

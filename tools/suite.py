@@ -12,7 +12,8 @@
             whole     e2e: whole clusters
     calm    jobs      ray, marked calm: needs a core    beside each other
             hosts     e2e, marked calm                  to itself
-    alone   alone     marked alone: a clock judges      nothing else runs on the machine
+    alone   alone     marked alone: a clock judges,     nothing else runs on the machine
+                      or a race of RocketMQ's own
     again   again     what failed in a heavy lane       the same
 
 A phase follows the one before it. The lanes of a phase run at the same time in tracks (``PHASES``),
@@ -74,7 +75,7 @@ CALM: tuple[Track, ...] = (
     (Lane("jobs", ("ray",), marked="calm"),),
     (Lane("hosts", ("e2e",), marked="calm"),),
 )
-ALONE: tuple[Track, ...] = ((Lane("alone", ("conformance", "ray"), marked="alone"),),)
+ALONE: tuple[Track, ...] = ((Lane("alone", ("conformance", "ray", "interop"), marked="alone"),),)
 PHASES = (LIGHT, HEAVY, CALM, ALONE)
 LANES = [lane for phase in PHASES for track in phase for lane in track]
 LIGHT_FOLDERS = {folder for track in LIGHT for lane in track for folder in lane.folders}

@@ -46,7 +46,7 @@ def test_each_mark_stands_where_a_lane_runs_it() -> None:
         mark: {folder for lane in LANES if lane.marked == mark for folder in lane.folders}
         for mark in ("calm", "alone")
     }
-    assert lanes == {"calm": {"ray", "e2e"}, "alone": {"conformance", "ray"}}
+    assert lanes == {"calm": {"ray", "e2e"}, "alone": {"conformance", "ray", "interop"}}
     for path in sorted((ROOT / "tests").glob("*/**/test_*.py")):
         found = set(
             re.findall(r"^@?(?:pytestmark = )?pytest\.mark\.(calm|alone)\b", path.read_text(), re.M)
