@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import ray
 import ray.exceptions
 import ray.util.client
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rmq_ray.actors import names, placement, ray_versions
 from rmq_ray.actors.placement import Node
@@ -150,10 +151,11 @@ def create(
     arguments: tuple[Any, ...],
     *,
     resource: str | None = None,
+    near: str | None = None,
     group: int = 1000,
 ) -> Any:
     """Create a named detached actor, or attach to the one that has the name. Never retries a call
-    by itself.
+    by itself. ``near``: a resource whose node it is on while that lives; Ray restarts it elsewhere.
     """
     options: dict[str, Any] = {
         "name": name,
@@ -165,6 +167,10 @@ def create(
         "max_task_retries": 0,
         "max_concurrency": group,
     }
+    if resource is None and near is not None:
+        there = next((node.id for node in nodes() if node.offers(near)), None)
+        if there is not None:
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(there, soft=True)
     return ray.remote(shell).options(**options, **placement.at(resource)).remote(*arguments)
 
 

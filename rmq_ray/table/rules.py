@@ -103,6 +103,14 @@ class TableSpec:
             )
         return self
 
+    @property
+    def stays(self) -> bool:
+        """Whether its archivist must not go to another host: files at a path, or a catalog in one,
+        are this host's as far as anybody knows.
+        """
+        is_path = self.location.startswith(("/", "file://"))
+        return is_path or self.catalog.get("uri", "").startswith("sqlite:")
+
     def to_json(self) -> str:
         """For the name servers' table."""
         return json.dumps({**asdict(self), "catalog": dict(self.catalog)}, sort_keys=True)

@@ -262,8 +262,8 @@ class Tables:
         """Compare table and log where both have rows: for each queue rows, sums of offsets, bytes
         and CRCs of bodies on both sides, ``equal``.
         """
-        spec, plan = self.spec(topic), gateway.call(gateway.controller(self._cluster), "plan")
-        beside = plan.resources.get(plan.brokers[0].broker_name)
+        spec = self.spec(topic)
+        beside = self._first_broker() if spec.stays else None
         job = (self._cluster, spec.to_json())
         return gateway.run_on(beside, compare, job, timeout_s=timeout_s)
 
@@ -280,17 +280,25 @@ class Tables:
         return self._start(self.spec(topic)) if handle is None else handle
 
     def _start(self, spec: TableSpec, wait: bool = True) -> Any:
-        controller = gateway.controller(self._cluster)
-        plan = gateway.call(controller, "plan")
-        beside = plan.resources.get(plan.brokers[0].broker_name)
+        controller, beside = gateway.controller(self._cluster), self._first_broker()
         name = names.archivist(self._cluster, spec.topic)
         handle = gateway.create(
-            ArchivistShell, name, (self._cluster, spec.to_json()), resource=beside
+            ArchivistShell,
+            name,
+            (self._cluster, spec.to_json()),
+            resource=beside if spec.stays else None,
+            near=beside,
         )
         gateway.call(controller, "adopt", name)
         if wait:
             gateway.call(handle, "open", timeout_s=START_S)
         return handle
+
+    def _first_broker(self) -> str | None:
+        """What of Ray's the first broker's node offers; None = it may be anywhere."""
+        plan = gateway.call(gateway.controller(self._cluster), "plan")
+        found: str | None = plan.resources.get(plan.brokers[0].broker_name)
+        return found
 
     def _let_go(self, actor: str) -> None:
         """Retention waits for the table no more; without an answer for an hour yet."""

@@ -10,6 +10,7 @@ import pytest
 from pyarrow import fs
 
 from rmq_ray.errors import ConfigError, TableStorageError
+from rmq_ray.table.rules import TableSpec
 from rmq_ray.table.storage import STAGING, Storage
 
 
@@ -82,3 +83,20 @@ def test_a_walk_meets_each_file_and_lists_no_folder_behind_the_last_that_is_aske
     assert next(walk) == "a.txt"
     (tmp_path / "b/e.txt").unlink()
     assert list(walk) == ["b/c/d.txt"]
+
+
+@pytest.mark.parametrize(
+    ("location", "catalog", "stays"),
+    [
+        ("/data/orders", {}, True),
+        ("file:///data/orders", {}, True),
+        ("s3://lake/orders", {}, False),
+        ("hdfs://name-node:8020/orders", {}, False),
+        ("s3://lake/orders", {"type": "sql", "uri": "sqlite:////data/catalog.db"}, True),
+        ("s3://lake/orders", {"type": "sql", "uri": "postgresql://db/catalog"}, False),
+    ],
+)
+def test_a_table_stays_on_its_host_where_others_may_not_have_its_files(
+    location: str, catalog: dict[str, str], stays: bool
+) -> None:
+    assert TableSpec("orders", location, catalog=catalog).stays is stays
