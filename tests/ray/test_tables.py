@@ -26,7 +26,10 @@ from rmq_ray.actors import gateway, names
 from rmq_ray.cli.main import main
 from rmq_ray.errors import ConfigError, TableError, TableExists, TableNotFound, TableStorageError
 from tests.support.outcomes import judging
+from tests.support.pages import all_blocks, block
 from tests.support.waiting import eventually
+
+PAGE = "docs/tables.md"
 
 
 @pytest.fixture
@@ -73,18 +76,18 @@ def check_equal(mq: rmq.Cluster, topic: str) -> list[dict[str, Any]]:
 
 @judging()
 def check_read_by_manifest(folder: Path, count: int) -> None:
-    """A process that has only DuckDB and the manifest reads exactly what counts."""
-    code = f"""
-import duckdb, json
-root = {str(folder)!r}
-files = [root + "/" + row[0] for row in json.load(open(root + "/_rmq/offsets.json"))["files"]]
-rows = duckdb.read_parquet(files)
-print(*rows.aggregate("count(*), sum(cast(body::varchar as int))").fetchall()[0])
-"""
+    """A process that has only DuckDB and the page's program reads exactly what counts."""
+    wanted, sums = '"count(*)"', '"count(*), sum(cast(body::varchar as int))"'
+    code = block(PAGE, "What is there").replace("/data/orders", str(folder))
+    assert wanted in code
     done = subprocess.run(
-        [sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-I", "-c", code.replace(wanted, sums)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
-    assert done.stdout.split() == [str(count), str(count * (count - 1) // 2)]
+    assert re.findall(r"\d+", done.stdout)[-2:] == [str(count), str(count * (count - 1) // 2)]
 
 
 def check_metrics(mq: rmq.Cluster, topic: str, rows: int) -> None:
@@ -104,12 +107,16 @@ def check_metrics(mq: rmq.Cluster, topic: str, rows: int) -> None:
 
 
 def test_a_topic_is_a_table_that_duckdb_reads_without_us_and_metrics_tell(
-    mq: rmq.Cluster, topic: str, tmp_path: Path
+    mq: rmq.Cluster, topic: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     send(mq, topic, 0, 3_000)
-    made = mq.tables.create(topic, str(tmp_path / "t"), max_lag_s=10)
-    assert made["state"] == "running"
-    offsets = mq.tables.flush(topic)
+    start, *lines = all_blocks(PAGE)[0][1].splitlines()
+    assert start == "mq = rmq.start()"
+    on_page = "\n".join(lines).replace('"orders"', repr(topic))
+    exec(on_page.replace("/data/orders", str(tmp_path / "t")), {"mq": mq})
+    assert "3000" in capsys.readouterr().out
+    mq.tables.alter(topic, max_lag_s=10)
+    offsets = mq.tables.describe(topic)["offsets"]
     check_once(tmp_path / "t", 3_000)
     check_read_by_manifest(tmp_path / "t", 3_000)
     send(mq, topic, 3_000, 1)
