@@ -1,8 +1,11 @@
-"""A table in S3, by moto's server on loopback: rows, sweeps, buckets that are missing."""
+"""A table in S3, by moto's server on loopback: rows, sweeps, buckets that are missing; plain, and
+in Iceberg's catalogs of two kinds, SQL and AWS Glue (moto's, too).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
@@ -11,10 +14,19 @@ import pyarrow.dataset as ds
 import pytest
 from moto.server import ThreadedMotoServer
 from pyarrow import fs
+from pyiceberg.catalog import load_catalog
 
 from rmq_ray.clock import ManualClock
-from rmq_ray.errors import CommitterReplaced, RmqError, TableError, TableStorageError
+from rmq_ray.errors import (
+    CommitRefused,
+    CommitterReplaced,
+    RmqError,
+    TableError,
+    TableStorageError,
+)
 from rmq_ray.table.archivist import Archivist
+from rmq_ray.table.columns import schema_of
+from rmq_ray.table.iceberg import ORPHAN_MS, IcebergTable
 from rmq_ray.table.manifest import ManifestTable
 from rmq_ray.table.rules import TableSpec
 from rmq_ray.table.storage import Storage
@@ -204,3 +216,71 @@ def test_secrets_of_a_location_are_not_told(s3: Any) -> None:
     with pytest.raises(TableStorageError) as told:
         archivist(f"s3://key:hidden@{BUCKET}/x{options}", MemoryTopic(1), "w").opened()
     assert "hidden" not in str(told.value)
+
+
+# --- Iceberg ---
+
+
+@pytest.fixture(params=["sql", "glue"])
+def spec(s3: Any, request: pytest.FixtureRequest, tmp_path: Path) -> TableSpec:
+    client, options = s3
+    client.create_bucket(Bucket=BUCKET)
+    endpoint = client.meta.endpoint_url
+    catalog = {"name": "lake", "type": request.param, "s3.endpoint": endpoint}
+    catalog |= {"s3.region": "us-east-1"}
+    if request.param == "sql":
+        catalog["uri"] = f"sqlite:///{tmp_path}/catalog.db"
+    else:
+        catalog |= {"glue.endpoint": endpoint, "glue.region": "us-east-1"}
+    location = f"s3://{BUCKET}/orders{options}"
+    return TableSpec(TOPIC, location, catalog=catalog, namespace="shop").checked()
+
+
+def committer(spec: TableSpec, topic: MemoryTopic, writer: str) -> Archivist:
+    """Of an Iceberg table, with a catalog of its own, as each process has one."""
+    table = IcebergTable(spec, schema_of(spec.columns), writer)
+    return Archivist(spec, topic, table, ManualClock(START_MS))
+
+
+def by_pyiceberg(spec: TableSpec) -> list[tuple[int, int, bytes]]:
+    """As pyiceberg reads them, which knows the catalog's properties and nothing of us."""
+    properties = dict(spec.catalog)
+    catalog = load_catalog(properties.pop("name"), **properties)
+    table = catalog.load_table(("shop", TOPIC)).scan().to_arrow()
+    columns = [table.column(one).to_pylist() for one in ("queue_id", "queue_offset", "body")]
+    return sorted(zip(*columns, strict=True))
+
+
+def test_rows_of_an_iceberg_table_are_there_once_and_a_new_committer_goes_on(spec: TableSpec, s3: Any) -> None:
+    topic = MemoryTopic(2)
+    for n in range(100):
+        topic.send(n % 2, b"%d" % n)
+    one = committer(spec, topic, "one")
+    assert one.turn(force=True) and by_pyiceberg(spec) == expected_rows(topic)
+    topic.send(0, b"more")
+    two = committer(spec, topic, "two")
+    assert two.turn(force=True) and by_pyiceberg(spec) == expected_rows(topic)
+    topic.send(1, b"last")
+    with pytest.raises(CommitRefused):
+        one.turn(force=True)
+    assert one.turn(force=True) and by_pyiceberg(spec) == expected_rows(topic), "it read the table again"
+    client, left = s3[0], f"orders/data/store_day=2023-11-14/{LEFT}"
+    client.put_object(Bucket=BUCKET, Key=left, Body=b"half")
+    day_after = max(found["LastModified"] for found in listed(client)).timestamp() * 1000
+    table = IcebergTable(spec, schema_of({}), "three")
+    assert table.sweep(int(day_after) + ORPHAN_MS + 1_000) == 1
+    assert left not in {found["Key"] for found in listed(client)}
+    assert by_pyiceberg(spec) == expected_rows(topic)
+
+
+def test_a_drop_of_an_iceberg_table_leaves_nothing_of_it(spec: TableSpec, s3: Any) -> None:
+    topic = MemoryTopic(1)
+    topic.send(0, b"1")
+    committer(spec, topic, "one").turn(force=True)
+    assert listed(s3[0])
+    assert IcebergTable(spec, schema_of({}), "two").drop() == 0
+    assert listed(s3[0]) == []
+
+
+def listed(client: Any) -> list[dict[str, Any]]:
+    return client.list_objects_v2(Bucket=BUCKET).get("Contents", [])
