@@ -1,5 +1,6 @@
 """A topic as a table: bytes of bodies a second of CPU that become Parquet, what that does to the
-sends of a busy producer, and how old a message is when it is in the table.
+sends of a busy producer, how old a message is when it is in the table, what memory a long backfill
+takes, and how fast a Spark reads the table that has nothing of this project.
 
 Bodies are JSON of about 1 KB, half of it text that does not compress well. CPU is this process's
 own, reading, encoding, compressing and committing included, so that other work on the machine
@@ -8,19 +9,25 @@ counts little; the archivist of the other parts is an actor, as in use.
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 
 import rmq_ray as rmq
+from benchmarks.dataframe import PIECE, send, sums_by_tag
 from benchmarks.report import Figure
 from benchmarks.scan import paced
 from benchmarks.scene import Scene
+from rmq_ray.actors import gateway, names
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.table.archivist import Archivist
 from rmq_ray.table.manifest import ManifestTable
@@ -28,11 +35,18 @@ from rmq_ray.table.rules import TableSpec
 from rmq_ray.table.source import TopicSource
 from rmq_ray.table.storage import Storage
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
 SIZE, BATCH = 1_024, 200
 MB_GOAL, P99_GOAL, FRESH_S_OVER_LAG = 150.0, 1.3, 5.0
 LAG_S = 10.0
 RATE = 20_000.0
 ROUNDS = 3
+SMALL_BYTES = 100
+SPARK_GOAL, SPARK_TURNS = 0.9, 5
+MEMORY_GOAL = 1.25
+LONG_S = 3_600.0
 
 
 def run(scene: Scene) -> None:
@@ -45,6 +59,8 @@ def run(scene: Scene) -> None:
         scene.report.add(Figure(what, speed, "MB/s", "goal", MB_GOAL, 1.0))
         scene.settle()
         beside_sends(scene, mq)
+    backfill(scene)
+    in_spark(scene)
 
 
 def fill(mq: rmq.Cluster, topic: str, count: int) -> None:
@@ -114,3 +130,81 @@ def freshness_s(mq: rmq.Cluster) -> float:
     while mq.tables.describe("paced")["rows"] == before and time.monotonic() - begin < 6 * LAG_S:
         time.sleep(0.1)
     return time.monotonic() - begin
+
+
+def backfill(scene: Scene) -> None:
+    """50 M small messages that were there before: rows a second, and whether the archivist's memory
+    grows with them.
+    """
+    count = scene.count(50_000_000, 10 * PIECE) // PIECE * PIECE
+    with scene.cluster() as mq:
+        send(mq, "old", SMALL_BYTES, count)
+        folder, begin = scene.directory / "old", time.monotonic()
+        mq.tables.create("old", str(folder))
+        pid = int(gateway.call(gateway.find(names.archivist(mq.name, "old")), "pid"))
+        with sampled(pid) as megabytes:
+            mq.tables.flush("old", timeout_s=LONG_S)
+        rate = count / (time.monotonic() - begin)
+        assert mq.tables.describe("old")["rows"] == count
+        mq.tables.drop("old", delete_files=True)
+    scene.report.tell(f"backfill of a table, {count:,} messages of 100 B", rate, "rows/s")
+    quarter = len(megabytes) // 4
+    early, late = max(megabytes[: quarter + 1]), max(megabytes[-quarter - 1 :])
+    what = "memory of its archivist, the most of the last quarter"
+    scene.report.add(Figure(what, late, "MB", "of the first", early, MEMORY_GOAL, True))
+
+
+@contextmanager
+def sampled(pid: int) -> Iterator[list[float]]:
+    """Resident MB of a process, twice a second while the block runs."""
+    found: list[float] = []
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.wait(0.5):
+            status = Path(f"/proc/{pid}/status").read_text()
+            found.append(int(status.partition("VmRSS:")[2].split()[0]) / 1024)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield found
+    finally:
+        ended.set()
+        thread.join()
+
+
+def in_spark(scene: Scene) -> None:
+    """A sum over every body by tag, from the table's files and from the same rows as Spark writes
+    them, turn by turn; the brokers have ended.
+    """
+    from pyspark.sql import SparkSession
+
+    count = scene.count(10_000_000, 2 * PIECE) // PIECE * PIECE
+    table, copy = scene.directory / "rows", scene.directory / "rows.parquet"
+    with scene.cluster() as mq:
+        send(mq, "rows", SMALL_BYTES, count)
+        mq.tables.create("rows", str(table))
+        mq.tables.flush("rows", timeout_s=LONG_S)
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    spark = builder.config("spark.driver.memory", "2g").getOrCreate()
+    try:
+        files = json.loads((table / "_rmq" / "offsets.json").read_text())["files"]
+        ours = spark.read.parquet(*(f"{table}/{row[0]}" for row in files))
+        ours.write.parquet(str(copy))
+        frames: dict[str, DataFrame] = {"ours": ours, "Spark's": spark.read.parquet(str(copy))}
+        seconds: dict[str, float] = {}
+        sums = []
+        for turn in range(SPARK_TURNS + 1):  # the first one warms up
+            for name, frame in frames.items():
+                begin = time.monotonic()
+                sums.append(sums_by_tag(frame))
+                taken = time.monotonic() - begin
+                seconds[name] = min(taken, seconds.get(name, taken)) if turn else taken
+        assert all(one == sums[0] for one in sums)
+    finally:
+        spark.stop()
+    what = f"sum over a table of {count:,} rows by a Spark without our code"
+    rates = (count / seconds["ours"], count / seconds["Spark's"])
+    against = "the same as Parquet that Spark wrote"
+    scene.report.add(Figure(what, rates[0], "rows/s", against, rates[1], SPARK_GOAL))
