@@ -2,7 +2,7 @@
 each shop sold on a day, from the table of a topic, read as plain Parquet or through its Iceberg
 catalog.
 
-    pip install pyspark==3.5.7
+    pip install pyspark==3.5.7    # or 4.0.1
     python nightly_spark.py 2026-11-25 /data/report /data/sales
     python nightly_spark.py 2026-11-25 /data/report lake.default.sales \
         --catalog jdbc:sqlite:/data/catalog.db
@@ -18,12 +18,12 @@ import argparse
 import json
 from typing import Any
 
+from pyspark import __version__
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
-PACKAGES = (
-    "org.apache.iceberg:iceberg-spark-runtime-3.5_2.12:1.10.0,org.xerial:sqlite-jdbc:3.50.3.0"
-)
+RUNTIME = "iceberg-spark-runtime-" + ("3.5_2.12" if __version__ < "4" else "4.0_2.13")
+PACKAGES = f"org.apache.iceberg:{RUNTIME}:1.10.0,org.xerial:sqlite-jdbc:3.50.3.0"
 REJECTED = 8
 """Field of a file's row in ``_rmq/offsets.json``: rows that did not fit the declared columns."""
 

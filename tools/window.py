@@ -1,11 +1,13 @@
-"""Runs a smoke of the suite with other Pythons and other Rays: the tested window.
+"""Runs a smoke of the suite with other Pythons and other Rays, and reads tables in other Sparks:
+the tested window.
 
-    python -m tools.window                        every environment of WINDOW, and the page anew
-    python -m tools.window 3.11/2.50.0 [...]      these only
+    python -m tools.window                        every environment of WINDOW and SPARKS
+    python -m tools.window 3.11/2.50.0 [...]      these only; spark/4.0.1 is one
 
-Each environment has this project's wheel with the extra ``data``, that Ray, and what the tests
-need; it lies in ``build/window`` and is made anew when the wheel's needs have changed. What ran and
-how it ended stands in ``interop/window.json``, and from there in docs/compatibility.md.
+Each environment of a Ray has this project's wheel with the extra ``data``, that Ray, and what the
+tests need; one of a Spark has pyspark alone, and the test runs here. They lie in ``build/window``
+and are made anew when the needs have changed. What ran and how it ended stands in
+``interop/window.json``, and from there in docs/compatibility.md (``tools.compatibility``).
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tools import leftovers
@@ -37,6 +39,9 @@ WINDOW = (
 )
 """Python / Ray: the oldest, one between, the newest."""
 TESTS_NEED = ("pytest==9.2.0", "pytest-timeout==2.4.0", "hypothesis==6.170.15", "psutil")
+SPARKS = ("spark/3.5.7", "spark/4.0.1")
+"""The one of the extra ``spark``, and a newer one."""
+SPARK_TESTS = "tests/spark/test_tables_in_spark.py"
 SMOKE_S = 1_500
 ABSENT = "no such Python here"
 SMOKE = {
@@ -134,17 +139,34 @@ def environment(version: str, ray: str) -> Path | None:
     if base is None:
         return None
     needs = (ROOT / "pyproject.toml").read_bytes() + "".join(TESTS_NEED).encode()
-    stamp = hashlib.sha256(needs).hexdigest()
     directory = ENVIRONMENTS / f"{version}-{ray}"
+    return _made(
+        base,
+        directory,
+        needs,
+        lambda: [f"{wheel(directory)}[data]", f"ray=={ray}", *TESTS_NEED],
+    )
+
+
+def _made(base: str, directory: Path, needs: bytes, wanted: Callable[[], list[str]]) -> Path:
+    """The interpreter of an environment with what is ``wanted``, as it was made for these needs."""
+    stamp = hashlib.sha256(needs).hexdigest()
     python, stamped = directory / "bin" / "python", directory / "needs.sha256"
     if not (stamped.exists() and stamped.read_text() == stamp):
         shutil.rmtree(directory, ignore_errors=True)
         _run([base, "-m", "venv", "--without-pip", str(directory)])
-        made = wheel(directory)
-        wanted = [f"{made}[data]", f"ray=={ray}", *TESTS_NEED]
-        _run([*pip(python), "install", "--quiet", "--no-compile", *wanted])
+        _run([*pip(python), "install", "--quiet", "--no-compile", *wanted()])
         stamped.write_text(stamp)
     return python
+
+
+def tables_in_spark(version: str) -> dict[str, object]:
+    """How the tests that read tables without our code ended with this pyspark."""
+    need = f"pyspark=={version}"
+    directory = ENVIRONMENTS / f"spark-{version}"
+    python = _made(sys.executable, directory, need.encode(), lambda: [need])
+    os.environ["RMQ_RAY_SPARK_PYTHON"] = str(python)
+    return run_tests(sys.executable, f"spark-{version}", [SPARK_TESTS])
 
 
 def smoke(version: str, ray: str, tests: Sequence[str]) -> dict[str, object]:
@@ -152,11 +174,16 @@ def smoke(version: str, ray: str, tests: Sequence[str]) -> dict[str, object]:
     python = environment(version, ray)
     if python is None:
         return {"passed": 0, "failed": [ABSENT], "with": ""}
-    told = ENVIRONMENTS / f"{version}-{ray}.jsonl"
+    return run_tests(python, f"{version}-{ray}", tests) | {"with": _versions(python)}
+
+
+def run_tests(python: Path | str, name: str, tests: Sequence[str]) -> dict[str, object]:
+    """``passed`` and ``failed`` of ``smoke``."""
+    told = ENVIRONMENTS / f"{name}.jsonl"
     told.unlink(missing_ok=True)
     # a warning of another Ray is no fault of ours
     command = [str(python), "-m", "pytest", "-q", "-W", "default", "-p", "tests.support.outcomes"]
-    command += [*leftovers.basetemp(f"window-{version}-{ray}"), *tests]
+    command += [*leftovers.basetemp(f"window-{name}"), *tests]
     subprocess.run(
         command,
         cwd=ROOT,
@@ -170,7 +197,6 @@ def smoke(version: str, ray: str, tests: Sequence[str]) -> dict[str, object]:
     return {
         "passed": ended["passed"],
         "failed": failed if lines else ["nothing ran"],
-        "with": _versions(python),
     }
 
 
@@ -187,11 +213,11 @@ def _run(command: Sequence[str]) -> str:
     return done.stdout
 
 
-def table() -> str:
+def table(head: str = "Python / Ray", names: Sequence[str] = WINDOW) -> str:
     """Of docs/compatibility.md."""
     ended = json.loads(RESULTS.read_text("utf-8"))
-    lines = ["| Python / Ray | tests that passed | with |", "| --- | --- | --- |"]
-    for name in WINDOW:
+    lines = [f"| {head} | tests that passed | with |", "| --- | --- | --- |"]
+    for name in names:
         found = ended.get(name, {"passed": 0, "failed": ["not run"], "with": ""})
         failed = f"; {', '.join(found['failed'])}" if found["failed"] else ""
         lines.append(f"| {name} | {found['passed']}{failed} | {found['with']} |")
@@ -201,13 +227,16 @@ def table() -> str:
 def main(arguments: Sequence[str]) -> int:
     """Command line; 1 where something failed."""
     parser = argparse.ArgumentParser(description="other Pythons, other Rays")
-    parser.add_argument("environments", nargs="*", metavar="PYTHON/RAY", help="default: WINDOW")
-    chosen = parser.parse_args(arguments).environments or list(WINDOW)
+    parser.add_argument("environments", nargs="*", metavar="PYTHON/RAY", help="default: all")
+    chosen = parser.parse_args(arguments).environments or [*WINDOW, *SPARKS]
     ended = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
     with leftovers.own_directory() as here:
         for name in chosen:
             version, _, ray = name.partition("/")
-            ended[name] = smoke(version, ray, node_ids())
+            if name in SPARKS:
+                ended[name] = tables_in_spark(ray) | {"with": "iceberg-spark-runtime 1.10.0"}
+            else:
+                ended[name] = smoke(version, ray, node_ids())
             print(f"{name}: {json.dumps(ended[name])}", flush=True)
         here.green = not any(ended[name]["failed"] for name in chosen)
     text = json.dumps(dict(sorted(ended.items())), indent=1)

@@ -1,5 +1,6 @@
 """A topic's table in a Spark where rmq_ray cannot be imported, plain Parquet and Iceberg, by the
-nightly job and by a query; and in ours with the log behind it.
+nightly job and by a query; and in ours with the log behind it. RMQ_RAY_SPARK_PYTHON: the
+interpreter of another Spark (``tools.window``).
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class Elsewhere:
     def _start(self) -> subprocess.Popen[str]:
         with self._errors.open("w") as errors:
             return subprocess.Popen(
-                [sys.executable, "-I", "-c", CLEAN],
+                [os.environ.get("RMQ_RAY_SPARK_PYTHON", sys.executable), "-I", "-c", CLEAN],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
