@@ -75,6 +75,13 @@ token ({smoke} tests, `make window`):
 Older Rays are refused. Ray Data's job checkpoints (`offset_checkpoint`) need Ray 2.60, Serve's
 adapter 2.51; the extra `spark` needs Python 3.11 or 3.12 and Ray up to 2.60.
 
+## Sparks that read tables
+
+[Topics as tables](tables.md), plain Parquet and Iceberg, were read, reported and compacted by
+Sparks in environments that have pyspark and nothing of this project (`make window`):
+
+{sparks}
+
 ## What shows it
 
 | | |
@@ -130,6 +137,7 @@ def rendered() -> str:
         evidence="\n".join(evidence),
         smoke=len(window.node_ids()),
         window=window.table(),
+        sparks=window.table("Spark", window.SPARKS),
     )
 
 
