@@ -58,10 +58,10 @@ def main(directory: Path) -> dict[str, Any]:
             file.write(b"".join(bytes(message.body) + b"\n" for message in messages))
 
     mq.tables.create(topic, location)
-    found: dict[str, Any] = {"archivists": [archivist(mq, topic)]}
+    first = archivist(mq, topic)
     app = rmq.consumer(topic, group="billing", batch_size=32, start_from="first")(bill)
     workers = app.deploy(2, num_cpus=1)
-    found["held"] = [ray.cluster_resources(), ray.available_resources()]
+    found: dict[str, Any] = {"held": [ray.cluster_resources(), ray.available_resources()]}
     with Numbered(mq, topic) as sender:
         words = ["--address", nodes.address, "--format", "json", "node", "drain", going.node_id]
         done = CliRunner().invoke(commands, words)
@@ -69,7 +69,7 @@ def main(directory: Path) -> dict[str, Any]:
         sender.goes_on()
         found["away"] = [row["state"] for row in mq.replicas()]
         nodes.remove_node(going)
-        found["archivists"].append(eventually(lambda: archivist(mq, topic), 60, every_s=0.25))
+        eventually(lambda: archivist(mq, topic) not in (0, first), 60, every_s=0.25)
         found["flushed"] = sum(of_broker_a(mq.tables.flush(topic)).values())
         nodes.add_node(num_cpus=1, resources={"disk_a": 1})
         eventually(lambda: all(row["in_sync"] for row in mq.replicas()), 60, every_s=0.25)
@@ -141,8 +141,7 @@ def test_a_node_is_drained_under_load_and_another_one_takes_its_place(tmp_path: 
     with judging():
         assert found["lost"] == 0
         assert found["table"] == [True, True]
-    first, second = found["archivists"]
-    assert first != second and found["flushed"] > 0, "it began on the node that is left"
+    assert found["flushed"] > 0, "by an archivist on the node that was left"
     assert not found["failed"] and found["repeats"] <= REPEATS_MAX
 
 
