@@ -237,8 +237,12 @@ def test_an_outage_of_what_tasks_need_costs_no_dead_letter_and_ends_by_itself(
         assert group is None or done == sorted(done)
 
 
-def test_a_dead_letter_that_is_sent_again_is_the_same_task(bench: Callable[..., Bench]) -> None:
+@pytest.mark.parametrize("group", [None, "in order"])
+def test_a_dead_letter_that_is_sent_again_is_the_same_task(
+    bench: Callable[..., Bench], group: str | None
+) -> None:
     tasks, broken = bench(max_retries=0), threading.Event()
+    options = {} if group is None else {"message_group": group}
 
     def mended() -> str:
         if not broken.is_set():
@@ -246,7 +250,7 @@ def test_a_dead_letter_that_is_sent_again_is_the_same_task(bench: Callable[..., 
         return "mended"
 
     tasks.work(mended=mended)
-    task_id = tasks.call("mended")
+    task_id = tasks.caller.enqueue_task_sync("mended", **options).id
     tasks.until(task_id, "FAILURE")
     broken.set()
     with_dead = DeadLetters(tasks.cluster)
@@ -257,7 +261,7 @@ def test_a_dead_letter_that_is_sent_again_is_the_same_task(bench: Callable[..., 
         )
     )
     with_dead.close()
-    assert sent == {tasks.name: 1}
+    assert sent == {tasks.name if group is None else f"rmq_ordered_{tasks.name}": 1}
     assert tasks.until(task_id, "SUCCESS").result == "mended"
 
 
