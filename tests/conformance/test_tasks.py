@@ -9,6 +9,7 @@ import itertools
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -502,6 +503,42 @@ def test_tasks_of_one_group_run_one_after_the_other_in_their_order(
         wanted = [0, 1, 2, 3, 3, 4, 5, 5, 6, 7, 8, 9]
         assert [number for of, number in log if of == key] == wanted
     eventually(lambda: len(tasks.dead(f"{tasks.name}_failed")) == 3)
+
+
+def test_a_busy_key_holds_up_no_other_one_and_what_waits_for_it_keeps_its_lease(
+    bench: Callable[..., Bench],
+) -> None:
+    tasks = bench(adapter={"key_limits": {"concurrency": 2, "by": "tenant"}}, max_retries=0)
+    go_on, lock = threading.Event(), threading.Lock()
+    running, most, done = Counter[str](), Counter[str](), list[tuple[str, int]]()
+
+    def sync(tenant: str, number: int) -> None:
+        with lock:
+            running[tenant] += 1
+            most[tenant] = max(most[tenant], running[tenant])
+        if tenant == "busy":
+            go_on.wait(60)
+        with lock:
+            running[tenant] -= 1
+            done.append((tenant, number))
+
+    worker = tasks.work(6, sync=sync)
+    calls = [(tenant, number) for number in range(20) for tenant in ("busy", "a", "b")]
+    ids = [
+        tasks.caller.enqueue_task_sync("sync", args=call, properties={"tenant": call[0]}).id
+        for call in calls
+    ]
+    # longer than two leases
+    later = tasks.caller.enqueue_task_sync("sync", args=("late", 0), delay=2 * FAST["lease_s"] + 1)
+    tasks.until(later.id, "SUCCESS")
+    eventually(lambda: len(done) == 41)
+    eventually(lambda: worker.get_metrics_sync()["waiting_for_keys"] == 18)
+    go_on.set()
+    for task_id in ids:
+        tasks.until(task_id, "SUCCESS", "FAILURE")
+    assert worker.get_metrics_sync()["waiting_for_keys"] == 0
+    with judging():
+        assert sorted(done) == sorted([*calls, ("late", 0)]) and max(most.values()) <= 2
 
 
 def test_a_cancelled_task_does_not_begin_and_a_coroutine_ends(bench: Callable[..., Bench]) -> None:
