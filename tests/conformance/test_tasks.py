@@ -26,6 +26,7 @@ from rmq_ray.client.producer.producer import Producer
 from rmq_ray.clock import SystemClock
 from rmq_ray.errors import (
     ClientError,
+    MessageIllegal,
     MessageTooLarge,
     ResultExpired,
     SendUnknown,
@@ -304,6 +305,9 @@ def test_values_without_a_form_are_refused_before_anything_is_sent(
         tasks.call("one", bytes(5 << 20))
     for wrong in ({"priority": 1}, {"delay": -1}, {"delay": 1, "eta": 2}, {"message_group": 7}):
         with pytest.raises(ClientError, match=r"option|delay|message_group"):
+            tasks.caller.enqueue_task_sync("one", **wrong)
+    for wrong in ({"properties": 7}, {"properties": {"tenant": 7}}):
+        with pytest.raises(MessageIllegal, match="properties must be"):
             tasks.caller.enqueue_task_sync("one", **wrong)
     assert tasks.caller.get_metrics_sync()["waiting"] == 0
 
