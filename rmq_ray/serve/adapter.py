@@ -40,7 +40,7 @@ RETRIES_MAX = (1 << 31) - 1  # of the group: how often a task is tried is decide
 ACK_S = 60.0
 RESULT_HOURS_MAX = 87_600
 MS_AN_HOUR = 3_600_000
-OPTIONS = "delay, countdown, eta, message_group"
+OPTIONS = "delay, countdown, eta, message_group, properties"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,14 +132,22 @@ class RmqTaskProcessorAdapter(TaskProcessorAdapter):
     ) -> TaskResult:
         """Returns when the broker has the task. ``delay`` (or Celery's ``countdown``): seconds
         before it may begin; ``eta``: a datetime instead. ``message_group``: tasks of the same one
-        run one after the other, in the order of their calls. ``options={...}`` says the same.
+        run one after the other, in the order of their calls; not beside ``key_limits``.
+        ``properties``: of the task's message, name -> text; one may be the key that ``key_limits``
+        counts by. ``options={...}`` says the same.
 
         Raises ``TaskNotEncodable`` for arguments that have no form, ``MessageTooLarge``,
         ``ClientError`` for other options, and what ``Producer.send`` raises; after ``SendUnknown``
         the task may be there.
         """
-        delay_s, group = _options(options, self._clock.now_ms())
         settings, now_ms = self._settings, self._clock.now_ms()
+        delay_s, group, properties = _options(options, now_ms)
+        if group is not None and settings.key_limits is not None:
+            raise ClientError(
+                "message_group beside key_limits: tasks of one group run one after the other, and "
+                "no limit counts them; give one of both",
+                group,
+            )
         task_id = new_id(now_ms + round(delay_s * 1_000), os.urandom(10))
         call = Task(
             task_id,
@@ -151,13 +159,17 @@ class RmqTaskProcessorAdapter(TaskProcessorAdapter):
         body, parts = encode_task(call, settings.adapter.pickle), self._connected()
         if group is not None:
             self._make_topic(parts, settings.ordered, settings.adapter.queues)
-            parts.producer.send(settings.ordered, body, keys=[task_id], message_group=group)
-        elif delay_s > 0:
             parts.producer.send(
-                settings.queue, body, keys=[task_id], delay=timedelta(seconds=delay_s)
+                settings.ordered, body, keys=[task_id], properties=properties, message_group=group
             )
         else:
-            parts.producer.send(settings.queue, body, keys=[task_id])
+            parts.producer.send(
+                settings.queue,
+                body,
+                keys=[task_id],
+                properties=properties,
+                delay=timedelta(seconds=delay_s) if delay_s > 0 else None,
+            )
         return TaskResult(
             id=task_id, status=Status.PENDING.value, created_at=now_ms / 1_000, result=None
         )
@@ -182,9 +194,9 @@ class RmqTaskProcessorAdapter(TaskProcessorAdapter):
 
     def get_metrics_sync(self) -> dict[str, Any]:
         """``waiting``: tasks that nobody has ended (those that run included, those whose time has
-        not come not). In a replica also ``running``, ``ready``, ``hung``, ``pauses`` (a breaker is
-        open), and since its start ``succeeded``, ``failed``, ``retried``, ``revoked``,
-        ``unprocessable``, ``lost``.
+        not come not). In a replica also ``running``, ``ready``, ``hung``, ``waiting_for_keys``,
+        ``pauses`` (a breaker is open), and since its start ``succeeded``, ``failed``, ``retried``,
+        ``revoked``, ``unprocessable``, ``lost``.
         """
         found: dict[str, Any] = {"queue": self._settings.queue, "waiting": self._waiting()}
         workers = self._workers
@@ -289,13 +301,16 @@ class RmqTaskProcessorAdapter(TaskProcessorAdapter):
         return waiting(self._connected().admin, self._settings.queue, self._settings.ordered)
 
 
-def _options(options: Mapping[str, Any], now_ms: int) -> tuple[float, str | None]:
-    """Delay in s, and message group."""
+def _options(
+    options: Mapping[str, Any], now_ms: int
+) -> tuple[float, str | None, Mapping[str, str] | None]:
+    """Delay in s, message group, and properties."""
     given = dict(options)
     inner = given.pop("options", None)
     given |= inner if isinstance(inner, Mapping) else {}
     delay, group = given.pop("delay", None), given.pop("message_group", None)
     countdown, eta = given.pop("countdown", None), given.pop("eta", None)
+    properties = given.pop("properties", None)
     if given:
         raise ClientError(f"a task has no option {min(given)!r}; there are {OPTIONS}", min(given))
     if sum(one is not None for one in (delay, countdown, eta)) > 1:
@@ -315,7 +330,7 @@ def _options(options: Mapping[str, Any], now_ms: int) -> tuple[float, str | None
         raise ClientError(
             "a task with a message_group has its turn, and no delay: give one of both"
         )
-    return float(delay), group
+    return float(delay), group, properties
 
 
 def _name(name: object) -> str:

@@ -3,11 +3,13 @@
     rmq_ordered_<queue> ──PushConsumer, orderly──> one task of a queue of the topic at a time
 
 Decides how often a task is tried before its successors go on: tries are counted by what was told
-as STARTED, so that they outlive the process; a PENDING behind it says that the try does not count,
-since a breaker is open. Meanwhile the queues take turns, and no thread waits: one of them tries its
-first task, the others look again when the next try is due. Groups share the topic's queues: one
-that is retried holds up those of its queue. Invariant: the next task of a group begins after the
-one before is done, or a dead letter.
+of its message as STARTED, so that they outlive the process, and a dead letter that is sent again
+has all its tries before it. A message whose end was told is not begun again: only its offset was
+lost. A PENDING behind a STARTED says that the try does not count, since a breaker is open.
+Meanwhile the queues take turns, and no thread waits: one of them tries its first task, the others
+look again when the next try is due. Groups share the topic's queues: one that is retried holds up
+those of its queue. Invariant: the next task of a group begins after the one before is done, or a
+dead letter.
 """
 
 from __future__ import annotations
@@ -141,41 +143,51 @@ class OrderedWorker:
             return SUCCESS
         key = task.id, task.created_ms
         if task.id in self._revocations:
-            self._told(key, Status.REVOKED, 0, None)
+            self._told(message, key, Status.REVOKED, 0)
             return SUCCESS
         if self._breaker is not None and (wait_ms := self._breaker.wait_ms()):
             return _later(ctx, min(wait_ms + TURN_MS, LOOK_MS))
-        known, tries = self._untried.get(ctx.queue, ("", 0))
-        told = begun(self._results.records(task.id))
-        if known != task.id or told > tries:  # else the last record may be missing
-            tries = 1 + max(message.reconsume_times, told)
+        known, _ = untried = self._untried.get(ctx.queue, ("", 0))
+        tries = self._next_try(message, task, untried)
+        if tries is None:
+            return SUCCESS
         if tries > settings.retries_max + 1:
             self._bury(message, key, tries, lost(tries - 1))
             return SUCCESS
-        self._told(key, Status.STARTED, tries, None)
+        self._told(message, key, Status.STARTED, tries)
         verdict = self._run(task, tries, again=known == task.id and not self.pauses)
         self._untried.pop(ctx.queue, None)
         if verdict.action is TaskOutcome.UNTRIED:
             self._untried[ctx.queue] = task.id, tries
-            self._told(key, Status.PENDING, tries, None)
+            self._told(message, key, Status.PENDING, tries)
             return _later(ctx, self._pause_ms + 2 * min(self._pause_ms, LOOK_MS))
         if verdict.action is TaskOutcome.DONE:
             try:
-                self._told(key, Status.SUCCESS, tries, verdict.result)
+                self._told(message, key, Status.SUCCESS, tries, verdict.result)
                 return SUCCESS
             except RmqError as error:
                 if error.retriable:
                     raise
                 verdict = judge(error, tries, 0)
         if verdict.action is TaskOutcome.AGAIN:
-            self._told(key, Status.RETRY, tries, verdict.why)
+            self._told(message, key, Status.RETRY, tries, verdict.why)
             _pause(ctx, settings.backoff_s(tries) * 1_000)
             return SUSPEND_CURRENT_QUEUE_A_MOMENT
         if verdict.action is TaskOutcome.REVOKED:
-            self._told(key, Status.REVOKED, tries, None)
+            self._told(message, key, Status.REVOKED, tries)
         else:
             self._bury(message, key, tries, verdict)
         return SUCCESS
+
+    def _next_try(self, message: MessageExt, task: Task, untried: tuple[str, int]) -> int | None:
+        """Its number, from 1 on; None where the end of the message was told."""
+        records = self._results.records(task.id, message.message_id)
+        if any(record.status.final for record in records):
+            return None
+        told, (known, tries) = begun(records), untried
+        if known == task.id and told <= tries:  # the last record may be missing
+            return tries
+        return 1 + max(message.reconsume_times, told)
 
     def _run(self, task: Task, tries: int, again: bool) -> TaskVerdict:
         """In a thread of its own: one that hangs is left behind."""
@@ -218,9 +230,16 @@ class OrderedWorker:
         group = self._settings.failed if failed else self._settings.unprocessable
         log.warning("task %s is a dead letter of %s: %s", key[0], group, verdict.why)
         self._consumer.dead_letter(message, verdict.why, group)
-        self._told(key, Status.FAILURE, tries, verdict.why)
+        self._told(message, key, Status.FAILURE, tries, verdict.why)
 
-    def _told(self, key: tuple[str, int], status: Status, tries: int, result: Any) -> None:
+    def _told(
+        self,
+        message: MessageExt,
+        key: tuple[str, int],
+        status: Status,
+        tries: int,
+        result: Any = None,
+    ) -> None:
         """The record is durable on return. Raises ``RmqError``: the task is handed out again."""
         stored, failed = threading.Event(), list[RmqError]()
 
@@ -228,7 +247,7 @@ class OrderedWorker:
             failed.extend([error] if error is not None else [])
             stored.set()
 
-        self._results.write(key, status, tries, result, told)
+        self._results.write(key, status, tries, result, told, message.message_id)
         if not stored.wait(STORED_S):
             raise RmqError(f"what became of task {key[0]} could not be stored")
         if failed:

@@ -3,8 +3,9 @@
     SUCCESS, RETRY, ... ──send──> rmq_results_<queue>, key = id ──index──> find(id)
 
 Decides when a result's time is over and what is said of a task that nobody wrote about. Which of
-several records counts ``task_codec.standing`` decides. Invariant: what ``write`` called back for is
-as durable as the broker's mode says.
+several records counts ``task_codec.standing`` decides. A task whose dead letter is sent again has
+the same id in another message: a property of a record may say which message it was told of.
+Invariant: what ``write`` called back for is as durable as the broker's mode says.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from rmq_ray.serve.task_codec import (
 )
 
 FOUND_MAX = 64
+TOLD_OF = "told_of"
 Told = Callable[[RmqError | None], None]
 
 log = logging.getLogger("rmq_ray.serve")
@@ -53,10 +55,12 @@ class ResultStore:
         tries: int,
         result: Any = None,
         told: Told | None = None,
+        message_id: str | None = None,
     ) -> None:
-        """Of the task (id, created_ms). ``told`` is called once the broker has it, with None, or
-        with the error; at once where no results are kept. Raises ``TaskNotEncodable``,
-        ``MessageTooLarge`` and what ``send_async`` raises; ``told`` is not called then.
+        """Of the task (id, created_ms), as the message ``message_id`` brought it. ``told`` is
+        called once the broker has it, with None, or with the error; at once where no results are
+        kept. Raises ``TaskNotEncodable``, ``MessageTooLarge`` and what ``send_async`` raises;
+        ``told`` is not called then.
         """
         if not self._ttl_ms:
             if told is not None:
@@ -66,7 +70,10 @@ class ResultStore:
         expires_ms = self._clock.now_ms() + self._ttl_ms
         record = TaskRecord(task_id, status, tries, result, created_ms, expires_ms)
         body = encode_record(record, self._pickle)
-        future = self._producer.send_async(self._settings.results, body, keys=[task_id])
+        of = None if message_id is None else {TOLD_OF: message_id}
+        future = self._producer.send_async(
+            self._settings.results, body, keys=[task_id], properties=of
+        )
         if told is not None:
             future.add_done_callback(lambda done: told(_error(done)))
 
@@ -86,14 +93,18 @@ class ResultStore:
             task_id,
         )
 
-    def records(self, task_id: str) -> list[TaskRecord]:
-        """All that was written about it, the newest first."""
+    def records(self, task_id: str, message_id: str | None = None) -> list[TaskRecord]:
+        """All that was written about it, the newest first; with ``message_id`` only what was told
+        of that message.
+        """
         try:
             rows = self._admin.find_messages(self._settings.results, task_id, limit=FOUND_MAX)
         except TopicNotFound:
             return []
         found = []
         for row in rows:
+            if message_id is not None and row["properties"].get(TOLD_OF) != message_id:
+                continue
             if task_id in row["keys"] and row["body"] is not None:
                 record = self._read(row["body"])
                 if record is not None and record.id == task_id:

@@ -18,6 +18,7 @@ from typing import Any
 
 from rmq_ray.actors.access_keys import SecretKey, keywords
 from rmq_ray.actors.discovery import account_of, discovery_for, meant_cluster
+from rmq_ray.client.consumer.key_limits import KeyLimits
 from rmq_ray.config import Tls
 from rmq_ray.errors import ConfigError
 from rmq_ray.ports import Discovery
@@ -41,8 +42,9 @@ class RmqAdapterConfig:
     further one, up to ``retry_backoff_max_s``. ``pickle``: values that have no plain form are
     pickled, and unpickled by who reads them; trust them. ``queues``: of each topic, on each broker.
     ``send_timeout_s``: how long a send is tried. ``breaker``: True, an ``rmq.Breaker`` or a mapping
-    of its fields: while most tasks of a replica fail they wait, and none loses a try. Raises
-    ``ConfigError`` for impossible values.
+    of its fields: while most tasks of a replica fail they wait, and none loses a try.
+    ``key_limits``: an ``rmq.KeyLimits`` or a mapping of its fields: how many tasks of one key a
+    replica runs at once, or begins in a second. Raises ``ConfigError`` for impossible values.
     """
 
     cluster: str | None = None
@@ -60,6 +62,7 @@ class RmqAdapterConfig:
     queues: int = 4
     send_timeout_s: float = 15.0  # a killed broker is back by then
     breaker: Breaker | Mapping[str, Any] | bool | None = None
+    key_limits: KeyLimits | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if self.name_servers is not None and not isinstance(self.name_servers, str):
@@ -77,6 +80,7 @@ class RmqAdapterConfig:
         if type(self.pickle) is not bool:
             raise ConfigError(f"pickle must be True or False, not {self.pickle!r}", self.pickle)
         object.__setattr__(self, "breaker", Breaker.of(self.breaker))
+        object.__setattr__(self, "key_limits", KeyLimits.of(self.key_limits))
         self._bind()
 
     def _bind(self) -> None:
@@ -167,6 +171,11 @@ class TaskSettings:
     def breaker(self) -> Breaker | None:
         """When tasks wait since most of them fail; None: they never do."""
         return Breaker.of(self.adapter.breaker)
+
+    @property
+    def key_limits(self) -> KeyLimits | None:
+        """How many tasks of one key run; None: any number."""
+        return KeyLimits.of(self.adapter.key_limits)
 
     @property
     def results(self) -> str:

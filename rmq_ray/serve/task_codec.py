@@ -33,6 +33,8 @@ _CODES = {values.TABLE: TABLE, values.TENSOR: TENSOR}
 _KINDS = {code: kind for kind, code in _CODES.items()}
 REASON_MAX = 4_096  # letters
 _TASK_FIELDS, _RECORD_FIELDS = 6, 7
+NAME_AT, HEAD_BYTES = 2, 65_536
+"""Where a task's name stands among its fields, and in which bytes it is looked for."""
 
 
 class Status(Enum):
@@ -106,6 +108,24 @@ def encode_task(task: Task, pickle: bool) -> bytes:
         )
     parts = [VERSION, task.id, task.name, list(task.args), dict(task.kwargs), task.created_ms]
     return _pack(parts, pickle, f"the arguments of task {task.name!r}", task.name)
+
+
+def called(body: bytes) -> str | None:
+    """The name of the handler that a task calls, its arguments unread; None of what is no task.
+
+    >>> called(encode_task(Task("id", "resize", (), {}, 0), False)), called(b"no task")
+    ('resize', None)
+    """
+    unpacker = msgpack.Unpacker()
+    unpacker.feed(body[:HEAD_BYTES])
+    try:
+        unpacker.read_array_header()
+        for _ in range(NAME_AT):
+            unpacker.skip()
+        name = unpacker.unpack()
+    except (msgpack.UnpackException, ValueError):
+        return None
+    return name if isinstance(name, str) else None
 
 
 def decode_task(body: bytes, pickle: bool) -> Task:

@@ -9,7 +9,8 @@
 
 Decides how many tasks are taken in advance, who takes them (the thread that has nothing to do), and
 how long a lease is extended; and which task is tried next while a breaker is open: one that was not
-tried meanwhile, if there is one. Invariants: a task is acknowledged only after its result is
+tried meanwhile, if there is one. Which task waits until its key is free ``task_limiter`` decides;
+it waits in no breaker's line meanwhile. Invariants: a task is acknowledged only after its result is
 stored, so one whose replica dies comes again; it is settled once, by its thread or by the keeper; a
 task that was taken is extended until then, and by nobody once the process is gone.
 """
@@ -19,7 +20,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,7 @@ from rmq_ray.serve.result_store import ResultStore
 from rmq_ray.serve.revocations import Revocations
 from rmq_ray.serve.settings import TaskSettings
 from rmq_ray.serve.task_codec import Status, Task, decode_task, reason
+from rmq_ray.serve.task_limiter import TaskLimiter
 from rmq_ray.serve.verdicts import LOSSES_MAX, TaskOutcome, TaskVerdict, judge, lost, unreadable
 
 WAIT_S, PAUSE_S, TICK_S = 5.0, 0.5, 0.1
@@ -50,12 +52,14 @@ log = logging.getLogger("rmq_ray.serve")
 @dataclass(slots=True, eq=False)
 class Held:
     """One task that this replica has. ``since_ms``, monotonic: when its handler began.
-    ``suspended``: it was put back, since it failed while a breaker was open; ``again``: it is run
-    once more, and the breaker has closed.
+    ``limit_key``: tasks with the same one are limited together. ``suspended``: it was put back,
+    since it failed while a breaker was open; ``again``: it is run once more, and the breaker has
+    closed.
     """
 
     message: ReceivedMessage
     renew_ms: float
+    limit_key: str | None = None
     suspended: bool = False
     again: bool = False
     task: Task | None = None
@@ -105,6 +109,10 @@ class TaskWorker:
         given = settings.breaker
         self._breaker = None if given is None else ListenerBreaker(given, settings.queue, clock)
         self._systemic = None if self._breaker is None else self._breaker.failed
+        limits = settings.key_limits
+        self._limiter: TaskLimiter[Held] | None = (
+            None if limits is None else TaskLimiter(limits, clock, self._free)
+        )
         self._lease_ms = settings.adapter.lease_s * 1_000
         self._timeout_ms = settings.adapter.task_timeout_s * 1_000
         self._changed = threading.Condition()
@@ -128,12 +136,13 @@ class TaskWorker:
             self._add_thread()
 
     def stop(self, timeout_s: float) -> bool:
-        """Take no more, end what was taken; what is not done in time is given back. True when all
-        was done.
+        """Take no more, end what was taken; what waits for its key is given back at once, and what
+        is not done in time behind it. True when all was done.
         """
         self._stop.set()
         if self._breaker is not None:
             self._breaker.close()
+        self._give_back_waiting()
         end_ms = self._clock.monotonic_ms() + timeout_s * 1_000
         with self._changed:
             self._changed.notify_all()
@@ -149,17 +158,27 @@ class TaskWorker:
     def revoke(self, task_id: str) -> None:
         """A task that waits here is not begun; a coroutine that runs is cancelled."""
         with self._changed:
-            found = [held for held in self._held if held.task and held.task.id == task_id]
+            found = [held for held in self._held if held.key[0] == task_id]
             for held in found:
                 held.revoked = True
+                if self._limiter is not None and self._limiter.withdraw(held):
+                    self._free([held])
         for held in found:
             if held.cancel is not None:
                 held.cancel()
 
     def stats(self) -> dict[str, Any]:
-        """``running``, ``ready``, ``hung`` and what became of tasks since the start."""
+        """``running``, ``ready``, ``hung``, ``waiting_for_keys``, and what became of tasks since
+        the start.
+        """
         with self._changed:
-            now = {"running": self._running, "ready": len(self._ready), "hung": self._hung}
+            waiting = 0 if self._limiter is None else self._limiter.waiting
+            now = {
+                "running": self._running,
+                "ready": len(self._ready),
+                "hung": self._hung,
+                "waiting_for_keys": waiting,
+            }
         return now | {
             word: self.counts[word]
             for word in ("succeeded", "failed", "retried", "revoked", "unprocessable", "lost")
@@ -186,36 +205,67 @@ class TaskWorker:
         """The next task; this thread takes some where none are here and nobody else is at it."""
         while True:  # ends: with a task, or after ``stop``
             with self._changed:
+                if self._limiter is not None:
+                    self._limiter.look()
                 if self._ready and not self._wants_another():
-                    self._running += 1
-                    return self._ready.popleft()
+                    first = self._begin_first()
+                    if first is not None:
+                        return first
                 if self._stop.is_set():
-                    return None
-                if self._taking:
-                    self._changed.wait(WAIT_S)
+                    break
+                room, wait_s = self._room, WAIT_S
+                if self._limiter is not None:
+                    wait_s = min(WAIT_S, self._limiter.next_s())
+                if self._taking or not room:
+                    self._changed.wait(wait_s)
                     continue
                 self._taking = True
                 if self._ready:
                     wanted, wait_s = 1, 0.0
                 else:
                     wanted = max(1, self._concurrency - self._running) + self._spare
-                    wait_s = WAIT_S
-            found = self._take(min(MESSAGES_MAX, wanted), wait_s)
+            found = self._take(min(room, wanted), wait_s)
             with self._changed:
                 self._taking = False
                 self._held.update(found)
                 late = self._ended.is_set()
-                first = found.pop(0) if found and not late else None
-                if first is None and self._ready:
-                    first = self._ready.popleft()
                 if not late:
                     self._ready.extendleft(reversed(found))
-                self._running += first is not None
+                first = self._begin_first()
                 self._changed.notify(1 + len(self._ready))
             if late:
                 self._give_back(found)
             if first is not None:  # by this thread: waking another one for it takes longer
                 return first
+        self._give_back_waiting()
+        return None
+
+    @property
+    def _room(self) -> int:
+        """So many tasks may be taken."""
+        return MESSAGES_MAX if self._limiter is None else min(MESSAGES_MAX, self._limiter.room)
+
+    def _begin_first(self) -> Held | None:
+        """The first that is ready and that its key lets begin; those before it wait for theirs."""
+        while self._ready:
+            held = self._ready.popleft()
+            if self._begins(held):
+                self._running += 1
+                return held
+        return None
+
+    def _begins(self, held: Held) -> bool:
+        key = held.limit_key
+        if self._limiter is None or key is None:
+            return True
+        if held.revoked or held.key[0] in self._revocations:
+            return True
+        return self._limiter.begins(key, held)
+
+    def _free(self, found: Sequence[Held]) -> None:
+        """They wait for their keys no longer. Under the lock."""
+        self._ready.extend(found)
+        self._changed.notify(len(found))
 
     def _wants_another(self) -> bool:
         """Whether one that was not tried yet comes before those that wait here: all of these have
@@ -225,9 +275,17 @@ class TaskWorker:
             self.pauses
             and self._ready[0].suspended
             and len(self._held) < UNTRIED_MAX
+            and self._room > 0
             and not self._taking
             and not self._stop.is_set()
         )
+
+    def _give_back_waiting(self) -> None:
+        """What waits for its key, when the worker stops."""
+        if self._limiter is not None:
+            with self._changed:
+                left_over = self._limiter.withdraw_all()
+            self._give_back(left_over)
 
     def _give_back(self, left_over: list[Held]) -> None:
         for held in left_over:
@@ -246,7 +304,9 @@ class TaskWorker:
                 self._stop.wait(PAUSE_S)
             return []
         renew_ms = self._clock.monotonic_ms() + self._lease_ms / 3
-        return [Held(message, renew_ms) for message in messages]
+        if self._limiter is None:
+            return [Held(message, renew_ms) for message in messages]
+        return [Held(message, renew_ms, self._limiter.key(message)) for message in messages]
 
     # --- running ----------------------------------------------------------------------------------
 
@@ -254,6 +314,7 @@ class TaskWorker:
         """False when this thread was replaced meanwhile."""
         outcome = self._outcome(held)
         mine = self._claim(held)
+        self._leave_key(held)
         with self._changed:
             self._running -= mine
             self._hung -= not mine
@@ -322,6 +383,12 @@ class TaskWorker:
         if gated:
             self._gate.release()
 
+    def _leave_key(self, held: Held) -> None:
+        """The next one of its key may begin; once, by its thread or for it."""
+        if self._limiter is not None:
+            with self._changed:
+                self._limiter.end(held)
+
     def _is_revoked(self, held: Held, task: Task) -> bool:
         return held.revoked or task.id in self._revocations
 
@@ -378,7 +445,7 @@ class TaskWorker:
         """Behind those that wait here, as if it had never been begun; a worker that stops gives it
         back.
         """
-        again = Held(held.message, held.renew_ms, suspended=True)
+        again = Held(held.message, held.renew_ms, held.limit_key, suspended=True)
         with self._changed:
             self._held.discard(held)
             self._held.add(again)
@@ -473,6 +540,7 @@ class TaskWorker:
         """Its handler ran too long: another thread takes its place, unless too many hang."""
         if not self._claim(held):
             return
+        self._leave_key(held)
         with self._changed:
             self._running -= 1
             self._hung += 1

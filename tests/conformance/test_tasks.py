@@ -9,6 +9,7 @@ import itertools
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from rmq_ray.client.producer.producer import Producer
 from rmq_ray.clock import SystemClock
 from rmq_ray.errors import (
     ClientError,
+    MessageIllegal,
     MessageTooLarge,
     ResultExpired,
     SendUnknown,
@@ -237,8 +239,12 @@ def test_an_outage_of_what_tasks_need_costs_no_dead_letter_and_ends_by_itself(
         assert group is None or done == sorted(done)
 
 
-def test_a_dead_letter_that_is_sent_again_is_the_same_task(bench: Callable[..., Bench]) -> None:
+@pytest.mark.parametrize("group", [None, "in order"])
+def test_a_dead_letter_that_is_sent_again_is_the_same_task(
+    bench: Callable[..., Bench], group: str | None
+) -> None:
     tasks, broken = bench(max_retries=0), threading.Event()
+    options = {} if group is None else {"message_group": group}
 
     def mended() -> str:
         if not broken.is_set():
@@ -246,7 +252,7 @@ def test_a_dead_letter_that_is_sent_again_is_the_same_task(bench: Callable[..., 
         return "mended"
 
     tasks.work(mended=mended)
-    task_id = tasks.call("mended")
+    task_id = tasks.caller.enqueue_task_sync("mended", **options).id
     tasks.until(task_id, "FAILURE")
     broken.set()
     with_dead = DeadLetters(tasks.cluster)
@@ -257,7 +263,7 @@ def test_a_dead_letter_that_is_sent_again_is_the_same_task(bench: Callable[..., 
         )
     )
     with_dead.close()
-    assert sent == {tasks.name: 1}
+    assert sent == {tasks.name if group is None else f"rmq_ordered_{tasks.name}": 1}
     assert tasks.until(task_id, "SUCCESS").result == "mended"
 
 
@@ -299,6 +305,9 @@ def test_values_without_a_form_are_refused_before_anything_is_sent(
         tasks.call("one", bytes(5 << 20))
     for wrong in ({"priority": 1}, {"delay": -1}, {"delay": 1, "eta": 2}, {"message_group": 7}):
         with pytest.raises(ClientError, match=r"option|delay|message_group"):
+            tasks.caller.enqueue_task_sync("one", **wrong)
+    for wrong in ({"properties": 7}, {"properties": {"tenant": 7}}):
+        with pytest.raises(MessageIllegal, match="properties must be"):
             tasks.caller.enqueue_task_sync("one", **wrong)
     assert tasks.caller.get_metrics_sync()["waiting"] == 0
 
@@ -498,6 +507,42 @@ def test_tasks_of_one_group_run_one_after_the_other_in_their_order(
         wanted = [0, 1, 2, 3, 3, 4, 5, 5, 6, 7, 8, 9]
         assert [number for of, number in log if of == key] == wanted
     eventually(lambda: len(tasks.dead(f"{tasks.name}_failed")) == 3)
+
+
+def test_a_busy_key_holds_up_no_other_one_and_what_waits_for_it_keeps_its_lease(
+    bench: Callable[..., Bench],
+) -> None:
+    tasks = bench(adapter={"key_limits": {"concurrency": 2, "by": "tenant"}}, max_retries=0)
+    go_on, lock = threading.Event(), threading.Lock()
+    running, most, done = Counter[str](), Counter[str](), list[tuple[str, int]]()
+
+    def sync(tenant: str, number: int) -> None:
+        with lock:
+            running[tenant] += 1
+            most[tenant] = max(most[tenant], running[tenant])
+        if tenant == "busy":
+            go_on.wait(60)
+        with lock:
+            running[tenant] -= 1
+            done.append((tenant, number))
+
+    worker = tasks.work(6, sync=sync)
+    calls = [(tenant, number) for number in range(20) for tenant in ("busy", "a", "b")]
+    ids = [
+        tasks.caller.enqueue_task_sync("sync", args=call, properties={"tenant": call[0]}).id
+        for call in calls
+    ]
+    # longer than two leases
+    later = tasks.caller.enqueue_task_sync("sync", args=("late", 0), delay=2 * FAST["lease_s"] + 1)
+    tasks.until(later.id, "SUCCESS")
+    eventually(lambda: len(done) == 41)
+    eventually(lambda: worker.get_metrics_sync()["waiting_for_keys"] == 18)
+    go_on.set()
+    for task_id in ids:
+        tasks.until(task_id, "SUCCESS", "FAILURE")
+    assert worker.get_metrics_sync()["waiting_for_keys"] == 0
+    with judging():
+        assert sorted(done) == sorted([*calls, ("late", 0)]) and max(most.values()) <= 2
 
 
 def test_a_cancelled_task_does_not_begin_and_a_coroutine_ends(bench: Callable[..., Bench]) -> None:

@@ -1,12 +1,13 @@
 """How many messages of one key a consumer's listener has at once, and how many it gets a second: a
-pure rule (no source upstream).
+pure rule (no source upstream). Of tasks of Ray Serve the same.
 
     message ── its key is free? ─┬─ yes ──> listener ── ended ──┐
                                  └─ no ───> behind those of its key that wait
                                                   │ one ended, or the time of the next has come
                                                   └──> free again: the first of them
 
-Decides which message may begin now. Does not hand anything out: ``client.push.key_limiter`` does.
+Decides which message may begin now. Does not hand anything out: ``client.push.key_limiter`` does,
+and ``serve.task_limiter``.
 Not safe for threads; times are any one clock's milliseconds.
 
 Invariants: messages of a key begin in the order in which they asked; those of other keys wait for
@@ -34,11 +35,13 @@ T = TypeVar("T")
 
 
 class KeyLimits(Group, frozen=True):
-    """The settings of a consumer's ``key_limits=``; a mapping with these keys will do as well.
+    """The settings of ``key_limits=`` of a consumer, and of Ray Serve's tasks; a mapping with these
+    keys will do as well.
 
     ``concurrency``: so many messages of one key at a time, 0 = any number. ``rate``: so many calls
     a second for one key, evenly, 1/3600 or more; 0 = any number. ``by``: "keys", the message's
-    business keys as a whole, or the name of a property. Messages without it are not limited.
+    business keys as a whole (of a task its handler's name), or the name of a property. Messages
+    without it are not limited.
     """
 
     concurrency: int = within(0, 0, CONCURRENCY_MAX)

@@ -4,6 +4,7 @@ take lies in ``waiting``, what they tell is in ``told``. The test's own thread d
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -23,6 +24,8 @@ from rmq_ray.serve.task_worker import Held, TaskWorker
 
 BREAKER = {"window": 4, "pause": 5.0}
 PAUSE_MS = 5_000
+CALLS_AT_ONCE = 4
+_numbers = itertools.count()
 
 
 @dataclass
@@ -34,6 +37,8 @@ class TaskMessage:
     reconsume_times: int = 0
     born_ms: int = 0
     queue_id: int = 0
+    all_properties: dict[str, str] = field(default_factory=dict)
+    message_id: str = field(default_factory=lambda: f"message {next(_numbers)}")
     settled: list[str] = field(default_factory=list)
 
     @property
@@ -51,10 +56,17 @@ class TaskMessage:
         self.settled.append("done")
 
 
+@dataclass(frozen=True)
+class ToldRecord(TaskRecord):
+    """What was told, and of which message."""
+
+    message_id: str | None
+
+
 class TaskRig:
     """Of one queue of tasks. Tasks called ``calls`` need the downstream, ``poison`` always fails.
-    ``called``: what handlers were called with, by name and number. ``during``: what happens inside
-    of a call.
+    ``stepped``: ids of tasks in the order in which they were run. ``during``: what happens inside
+    of a call; inside of that call it is nothing. Time goes on while a thread waits for tasks.
     """
 
     def __init__(self, max_retries: int = 0, **adapter: Any) -> None:
@@ -67,10 +79,11 @@ class TaskRig:
         self.clock = ManualClock()
         self.waiting: deque[TaskMessage] = deque()
         self.asked: list[tuple[int, float]] = []
-        self.told: list[TaskRecord] = []
+        self.told: list[ToldRecord] = []
         self.dead: list[tuple[str, str]] = []
         self.gone = True
         self.runs = 0
+        self.stepped: list[str] = []
         self.during: Callable[[], object] = lambda: None
         self.revoked: set[str] = set()
         handlers = TaskHandlers(60.0)
@@ -78,13 +91,14 @@ class TaskRig:
         handlers.register(self._poison, "poison")
         rig = cast(Any, self)
         shared = (self.settings, rig, rig, rig, handlers)
-        gate = threading.Semaphore(1)
+        gate = threading.Semaphore(CALLS_AT_ONCE)
         self.tasks = TaskWorker(*shared, 1, self.clock, gate)
         self.ordered = OrderedWorker(*shared, 1, gate, self.clock)
 
     def _calls(self) -> None:
         self.runs += 1
-        self.during()
+        during, self.during = self.during, lambda: None
+        during()
         if self.gone:
             raise ConnectionError("the database is gone")
 
@@ -92,9 +106,9 @@ class TaskRig:
         self.runs += 1
         raise ValueError("for its own sake")
 
-    def put(self, name: str, count: int = 1) -> list[TaskMessage]:
+    def put(self, name: str, count: int = 1, **properties: str) -> list[TaskMessage]:
         """So many tasks wait at the broker."""
-        made = [TaskMessage(name, number) for number in range(count)]
+        made = [TaskMessage(name, number, all_properties=properties) for number in range(count)]
         self.waiting.extend(made)
         return made
 
@@ -102,6 +116,7 @@ class TaskRig:
         """One thread takes a task, and does with it what it does."""
         held = self.tasks._next()
         assert held is not None
+        self.stepped.append(held.key[0])
         assert self.tasks._run(held)
         return held
 
@@ -122,6 +137,8 @@ class TaskRig:
 
     def receive(self, count: int, *, invisible: float, wait: float) -> list[TaskMessage]:
         self.asked.append((count, wait))
+        if not self.waiting:
+            self.clock.advance_ms(wait * 1_000)
         return [self.waiting.popleft() for _ in range(min(count, len(self.waiting)))]
 
     def dead_letter(self, message: TaskMessage, why: str, group: str) -> None:
@@ -134,14 +151,19 @@ class TaskRig:
         tries: int,
         result: Any = None,
         told: Callable[[None], None] | None = None,
+        message_id: str | None = None,
     ) -> None:
-        self.told.append(TaskRecord(key[0], status, tries, result, key[1], 0))
+        self.told.append(ToldRecord(key[0], status, tries, result, key[1], 0, message_id))
         if told is not None:
             told(None)
 
-    def records(self, task_id: str) -> list[TaskRecord]:
+    def records(self, task_id: str, message_id: str | None = None) -> list[ToldRecord]:
         kept = self.told if self.settings.adapter.result_ttl_s else []
-        return [record for record in reversed(kept) if record.id == task_id]
+        return [
+            record
+            for record in reversed(kept)
+            if record.id == task_id and message_id in (None, record.message_id)
+        ]
 
     def __contains__(self, task_id: str) -> bool:
         return task_id in self.revoked

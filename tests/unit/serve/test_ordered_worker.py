@@ -114,6 +114,40 @@ def test_one_that_fails_again_behind_a_success_has_had_a_try() -> None:
     assert rig.dead[-1] == (poison.keys[0], "ValueError: for its own sake")
 
 
+def test_a_dead_letter_that_is_sent_again_has_all_its_tries() -> None:
+    rig = TaskRig(max_retries=1, breaker=None)
+    rig.hand_out(TaskMessage("calls", message_id="first"))
+    assert rig.hand_out(TaskMessage("calls", message_id="first"))[0] is SUCCESS
+    assert rig.dead == [("calls-0", "ConnectionError: the database is gone")]
+    again = TaskMessage("calls", message_id="sent again")
+    assert rig.hand_out(again)[0] is SUSPEND_CURRENT_QUEUE_A_MOMENT
+    rig.gone = False
+    assert rig.hand_out(again)[0] is SUCCESS and rig.runs == 4 and len(rig.dead) == 1
+    assert rig.statuses(again)[-1] is Status.SUCCESS and rig.tries(again) == 2
+
+
+@pytest.mark.parametrize("name", ["calls", "poison"])
+def test_a_task_that_was_ended_is_not_begun_again_where_only_its_offset_was_lost(
+    name: str,
+) -> None:
+    rig, other = TaskRig(breaker=None), TaskRig(breaker=None)
+    rig.gone = False
+    task = TaskMessage(name)
+    assert rig.hand_out(task)[0] is SUCCESS
+    ended, other.told = list(rig.told), rig.told
+    assert other.hand_out(task)[0] is SUCCESS
+    assert other.told == ended and other.runs == 0 and other.dead == []
+
+
+def test_a_task_whose_workers_died_counts_those_tries_at_the_next_one() -> None:
+    rig = TaskRig(max_retries=1, breaker=None)
+    task, key = TaskMessage("calls", message_id="first"), ("calls-0", 0)
+    for tries in (1, 2):
+        rig.write(key, Status.STARTED, tries, message_id="first")
+    assert rig.hand_out(task)[0] is SUCCESS and rig.runs == 0
+    assert "2 workers died" in rig.dead[0][1]
+
+
 def test_a_cancelled_task_and_one_that_nobody_can_run_do_not_wait() -> None:
     rig = TaskRig()
     opened(rig)

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from ray.serve.schema import TaskProcessorConfig
 
+from rmq_ray.client.consumer.key_limits import KeyLimits
 from rmq_ray.errors import ClientError, ConfigError
 from rmq_ray.protocol.breaker import Breaker
+from rmq_ray.serve.adapter import RmqTaskProcessorAdapter
 from rmq_ray.serve.settings import RmqAdapterConfig, TaskSettings
 
 WHERE = {"name_servers": ["127.0.0.1:9876"]}
@@ -47,6 +49,22 @@ def test_a_breaker_is_none_or_that_of_a_consumer(given: Any) -> None:
     assert found.breaker == Breaker() == pickle.loads(pickle.dumps(found)).breaker
 
 
+@pytest.mark.parametrize("given", [{"rate": 2}, KeyLimits(rate=2)])
+def test_limits_of_keys_are_none_or_those_of_a_consumer(given: Any) -> None:
+    assert settings().key_limits is None
+    found = settings(adapter_config=WHERE | {"key_limits": given})
+    assert found.key_limits == KeyLimits(rate=2) == pickle.loads(pickle.dumps(found)).key_limits
+
+
+def test_limits_of_keys_and_a_message_group_are_refused_together() -> None:
+    adapter = WHERE | {"key_limits": {"concurrency": 1}}
+    tasks = RmqTaskProcessorAdapter(
+        TaskProcessorConfig(queue_name="images", adapter_config=adapter)
+    )
+    with pytest.raises(ClientError, match="message_group beside key_limits"):
+        tasks.enqueue_task_sync("resize", message_group="user-7")
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -59,6 +77,9 @@ def test_a_breaker_is_none_or_that_of_a_consumer(given: Any) -> None:
         ({"pickle": 1}, "pickle"),
         ({"breaker": {"share": 2}}, "breaker"),
         ({"breaker": "yes"}, "breaker"),
+        ({"key_limits": 3}, "key_limits"),
+        ({"key_limits": {}}, "key_limits"),
+        ({"key_limits": {"concurrency": -1}}, "key_limits"),
         (7, "mapping"),
     ],
 )

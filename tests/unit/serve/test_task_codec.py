@@ -13,6 +13,7 @@ from rmq_ray.serve.task_codec import (
     Task,
     TaskRecord,
     begun,
+    called,
     decode_record,
     decode_task,
     encode_record,
@@ -125,3 +126,12 @@ def test_tries_that_were_told_as_pending_do_not_count(told: str, tries: int) -> 
     kinds = {"S": Status.STARTED, "P": Status.PENDING, "R": Status.RETRY}
     records = [record(kinds[one[0]], int(one[1:])) for one in told.split()]
     assert begun(reversed(records)) == begun(records) == tries
+
+
+def test_the_name_of_a_task_is_found_without_its_arguments() -> None:
+    big = encode_task(Task(ID, "resize", (b"x" * 1_000_000, {1: (2,)}), {}, NOW_MS), False)
+    assert called(big) == "resize"
+    for junk in (b"", b"\xc1", b"\x96", b"\xff" * 9, msgpack.packb({"a": 1}), big[:9]):
+        assert called(junk) is None
+    assert called(msgpack.packb([1, "id", 7])) is called(msgpack.packb([1])) is None
+    assert called(msgpack.packb([1, b"\xff", b"\xff"])) is None
