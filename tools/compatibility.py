@@ -77,8 +77,9 @@ adapter 2.51; the extra `spark` needs Python 3.11 or 3.12 and Ray up to 2.60.
 
 ## Sparks that read tables
 
-[Topics as tables](tables.md), plain Parquet and Iceberg, were read, reported and compacted by
-Sparks in environments that have pyspark and nothing of this project (`make window`):
+[Topics as tables](tables.md), plain Parquet and Iceberg, are read, reported and compacted in the
+suite by a Spark 3.5.7 that has nothing of this project; by newer ones, in environments that have
+pyspark alone, with `make window`:
 
 {sparks}
 

@@ -19,7 +19,7 @@ from tools.shape import journeys_of
 LISTED = journeys_of(ROOT / "docs" / "data-flow.md")
 SEND, PULL, READ, START, UNDERFOOT = LISTED
 EVER, ANYWAY = "ever", "anyway"
-LINES_MAX = {SEND: 9_900, PULL: 7_360, READ: 2_300, START: 6_470}
+LINES_MAX = {SEND: 9_900, PULL: 7_360, READ: 2_300, START: 6_480}
 
 
 @pytest.fixture(scope="module")
