@@ -37,7 +37,8 @@ def run(names: list[str], scale: float) -> dict[str, dict[str, Any]]:
     java = [name for name in names if name not in kafka_peer.BENCHES]
     found = java_client(java, scale) if java else {}
     if kafka := [name for name in names if name in kafka_peer.BENCHES]:
-        found |= _figures(f"Kafka {kafka_peer.KAFKA}", ["-m", "benchmarks.kafka_peer", *kafka], scale, kafka)
+        command = ["-m", "benchmarks.kafka_peer", *kafka]
+        found |= _figures(f"Kafka {kafka_peer.KAFKA}", command, scale, kafka)
     return found
 
 

@@ -101,7 +101,6 @@ class Report:
         path.write_text(json.dumps(rows, indent=1))
 
 
-
 def marks(title: str) -> tuple[str, str]:
     """What a section that a run writes stands between."""
     return f"<!-- begin: {title} -->", f"<!-- end: {title} -->"

@@ -44,7 +44,8 @@ def redis_server(directory: Path, keeping: Sequence[str] = EVERY_SECOND) -> Iter
         port = probe.getsockname()[1]
     directory.mkdir(parents=True, exist_ok=True)
     options = ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(directory)]
-    process = subprocess.Popen([program, *options, *keeping], env=environment, stdout=subprocess.DEVNULL)
+    command = [program, *options, *keeping]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
     try:
         _wait_for(port, process)
         yield f"redis://127.0.0.1:{port}"

@@ -1,9 +1,9 @@
 """A process of its own for the client of each system, so that its CPU is its own.
 
-    python -m benchmarks.python_peers.client kafka      where its servers are comes in, as JSON; out
-                                                        go its ways; then, for each number of a way
-                                                        and of messages that comes in, what was
-                                                        measured
+python -m benchmarks.python_peers.client kafka      where its servers are comes in, as JSON; out
+                                                    go its ways; then, for each number of a way
+                                                    and of messages that comes in, what was
+                                                    measured
 """
 
 from __future__ import annotations

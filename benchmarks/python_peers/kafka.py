@@ -83,7 +83,7 @@ def connected(where: dict[str, Any]) -> Iterator[list[Way]]:
             whole(partial(system.batches, "produce", 100, system.producer(LONGER))),
             multiple=BATCH,
         ),
-        *system.produced("produce_1k", 1_024, 200_000),
+        *system.produced("produce_1k", 1_024, 100_000),
         *system.singly("one", "one", 1_000),
         *system.consumed(),
         *(
@@ -143,7 +143,7 @@ class Kafka:
                 whole(partial(self.batches, row, size, self.producer(settings))),
                 multiple=BATCH,
             )
-            for settings in ({}, FAILURES_ONLY, FAILURES_ONLY | LONGER)
+            for settings in ({}, FAILURES_ONLY | LONGER)
         ]
 
     def batches(self, topic: str, size: int, producer: Outcomes, count: int) -> None:
@@ -185,7 +185,7 @@ class Kafka:
             Way(
                 (row,),
                 f"{how}, {said(settings)}",
-                BACKLOG,
+                BACKLOG if row == "batches" else BACKLOG // 2,
                 rate(partial(read, settings)),
                 counts=row == "batches" or not settings,
                 multiple=PAGES,

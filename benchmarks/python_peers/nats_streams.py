@@ -1,4 +1,4 @@
-"""NATS JetStream's ways to do each row, with nats-py: file storage, one copy, a subject a stream."""
+"""NATS JetStream's ways to do each row, with nats-py: file storage, one copy, a stream a subject."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from benchmarks.python_peers.way import (
     whole,
 )
 
-BACKLOG = 60_000
+BACKLOG = 30_000
 UNACKED = 1_000
 """``max_ack_pending``, as it comes: a larger fetch would wait for acknowledgements."""
 Stream = JetStreamContext
@@ -54,13 +54,13 @@ def connected(where: dict[str, Any]) -> Iterator[list[Way]]:
         Way(
             ("produce", "each"),
             "publish_async, each future taken",
-            40_000,
+            20_000,
             whole(lambda n: usual.run(partial(published, "produce", 100, n))),
         ),
         Way(
             ("produce_1k",),
             "publish_async, each future taken",
-            40_000,
+            20_000,
             whole(lambda n: usual.run(partial(published, "produce_1k", 1_024, n))),
         ),
         Way(("one",), "publish", 1_000, usual.one_by_one()),
@@ -81,7 +81,7 @@ def connected(where: dict[str, Any]) -> Iterator[list[Way]]:
         Way(
             ("single",),
             "next_msg, ack each",
-            BACKLOG // 2,
+            BACKLOG // 3,
             rate(lambda n: usual.run(partial(singly, n))),
         ),
         Way(("idle",), "publish, subscribe", 200, times(usual.end_to_end)),

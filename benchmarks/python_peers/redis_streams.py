@@ -37,7 +37,9 @@ from benchmarks.python_peers.way import (
 )
 from benchmarks.scene import Crew
 
-BACKLOG = 100_000
+Page = tuple[list[bytes], list[bytes]]
+"""Identifiers, bodies."""
+BACKLOG = 50_000
 GROUP = "bench"
 SNAPSHOTS, FILE, ALWAYS = "defaults (snapshots)", "appendonly=yes", "appendfsync=always"
 
@@ -119,7 +121,7 @@ class Redis:
             Way(
                 rows,
                 f"xadd, pipelines of {BATCH}, transaction={transaction}, {self.how}",
-                100_000,
+                50_000,
                 whole(partial(self.add, rows[0], size, transaction)),
                 multiple=BATCH,
             )
@@ -162,7 +164,7 @@ class Redis:
         self._handle.xgroup_destroy("backlog", group)
         return (got - first) / elapsed
 
-    def _page(self, group: str, stream: str, page: int) -> Iterator[tuple[list[bytes], list[bytes]]]:
+    def _page(self, group: str, stream: str, page: int) -> Iterator[Page]:
         found: Any = self._handle.xreadgroup(
             group, "me", {stream: ">"}, count=page, block=int(PATIENCE_S * 250)
         )

@@ -107,7 +107,7 @@ def table(made: list[Line]) -> str:
     """In Markdown: what is missed first."""
     missed = {each.what for each in made if each.figure.reached is False}
     text = [
-        "| what | with | how | figure | client's CPU a message | ours / best peer | goal | reached |",
+        "| what | with | how | figure | client CPU a message | ours / best peer | goal | reached |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for each in sorted(made, key=lambda line: line.what not in missed):

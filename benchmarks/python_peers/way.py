@@ -1,5 +1,4 @@
-"""A way to do a row's work with one system, and what is measured of it, in the client's process.
-"""
+"""A way to do a row's work with one system, and what is measured of it, in the client's process."""
 
 from __future__ import annotations
 
@@ -14,14 +13,16 @@ from benchmarks.scene import Crew
 BATCH, SENDERS, EVERY_MS = 1_000, 64, 5
 PAGE = 4_096
 """Messages of one call that consumes in batches."""
-WARM_UP = 100
+WARM_UP = 50
 """Messages of a round whose times do not count."""
 PATIENCE_S = 120.0
 PAGES = 3 * PAGE
 """The least that takes several pages."""
 
 Measured = dict[str, float]
-"""``rate`` (messages a second) or ``p50`` and ``p99`` (ms); ``cpu_us`` of this process a message."""
+"""``rate`` (messages a second) or ``p50`` and ``p99`` (ms); ``cpu_us`` of this process
+a message.
+"""
 
 
 @dataclass(frozen=True)

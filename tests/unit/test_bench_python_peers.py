@@ -80,7 +80,8 @@ def test_what_does_not_count_is_told_and_neither_judged_nor_judged_against() -> 
 
 
 def test_of_times_the_shortest_is_the_best_each_percentile_by_itself() -> None:
-    made = lines(LATENCY, [timed(OURS, 0.2, 3.0), timed("Kafka", 0.3, 2.0), timed("NATS", 0.4, 1.0)])
+    peers = [timed("Kafka", 0.3, 2.0), timed("NATS JetStream", 0.4, 1.0)]
+    made = lines(LATENCY, [timed(OURS, 0.2, 3.0), *peers])
     ours = [each.figure for each in made if each.system == OURS]
     assert [(each.against, each.reached) for each in ours] == [(0.3, True), (1.0, False)]
 
@@ -136,9 +137,8 @@ def test_a_client_says_its_ways_and_measures_those_that_it_is_asked_for(
     monkeypatch.setitem(sys.modules, system.__name__, system)
     monkeypatch.setattr(sys, "stdin", io.StringIO('{"address": "here"}\n[0, 4]\n'))
     client.serve("fake")
-    said = [
-        json.loads(line.removeprefix(client.ANSWER)) for line in capsys.readouterr().out.splitlines()
-    ]
+    told = capsys.readouterr().out.splitlines()
+    said = [json.loads(line.removeprefix(client.ANSWER)) for line in told]
     way = {"rows": ["produce"], "how": "to here", "messages": 10, "counts": True, "multiple": 5}
     assert said[0] == ["fake 1.0", [way]]
     assert said[1]["rate"] == 8.0 and said[1]["cpu_us"] >= 0
