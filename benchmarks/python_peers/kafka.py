@@ -100,7 +100,7 @@ def connected(where: dict[str, Any]) -> Iterator[list[Way]]:
             Way(
                 ("fsync_64",),
                 f"produce, {SENDERS} threads, {said(settings)}",
-                SENDERS * 100,
+                SENDERS * 20,
                 of_threads(Shared(system.producer(settings), "synced")),
                 multiple=SENDERS,
             )

@@ -89,7 +89,7 @@ def connected(where: dict[str, Any]) -> Iterator[list[Way]]:
         Way(
             ("fsync_64",),
             f"publish, {SENDERS} tasks, sync_interval=always",
-            SENDERS * 100,
+            SENDERS * 20,
             whole(lambda n: synced.run(partial(of_tasks, n))),
             multiple=SENDERS,
         ),

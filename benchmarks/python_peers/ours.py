@@ -84,14 +84,14 @@ def connected(where: dict[str, Any]) -> Iterator[list[Way]]:
             Way(
                 ("fsync_64",),
                 f"send, {SENDERS} threads",
-                SENDERS * 150,
+                SENDERS * 50,
                 of_threads(lambda body: careful.send("one", body)),
                 multiple=SENDERS,
             ),
             Way(
                 ("fsync_64",),
                 f"AsyncProducer.send, {SENDERS} tasks",
-                SENDERS * 150,
+                SENDERS * 50,
                 whole(lambda n: asyncio.run(of_tasks(synced, n))),
                 multiple=SENDERS,
             ),

@@ -93,14 +93,14 @@ def connected(where: dict[str, Any]) -> Iterator[list[Way]]:
         Way(
             ("fsync_64",),
             f"xadd, {SENDERS} threads, {synced.how}",
-            SENDERS * 100,
+            SENDERS * 20,
             of_threads(synced.one),
             multiple=SENDERS,
         ),
         Way(
             ("fsync_64",),
             f"xadd, {SENDERS} tasks, {synced.how}",
-            SENDERS * 100,
+            SENDERS * 20,
             whole(lambda n: asyncio.run(of_tasks(where["always"], n))),
             multiple=SENDERS,
         ),
