@@ -1,4 +1,4 @@
-"""NATS JetStream's ways to do each row, with nats-py: file storage, one copy, a stream a subject."""
+"""NATS JetStream's ways to do each row, with nats-py: file storage, one copy, one subject each."""
 
 from __future__ import annotations
 
