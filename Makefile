@@ -81,7 +81,7 @@ bench: $(DEV) ## measure this project (BENCH_ARGS=...)
 bench-check: $(DEV) ## CPU a message of the hot paths against a base commit (BASE=main); more than a tenth dearer fails
 	$(BIN)/python -m benchmarks.check --base $(BASE)
 
-bench-peers: $(DEV) ## the same beside Apache RocketMQ 4.9.7 and Apache Kafka 3.9.1, in the same run
+bench-peers: $(DEV) ## the same beside Apache RocketMQ 4.9.7, Apache Kafka 4.4.0, NATS JetStream and Redis Streams, in the same run
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -e '.[bench]'
 	$(BIN)/python -m benchmarks --peers $(BENCH_ARGS)
 

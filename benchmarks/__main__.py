@@ -41,7 +41,9 @@ from benchmarks import (
     transfer_queue,
     ways,
 )
-from benchmarks.report import around_table, circumstances, write_report
+from benchmarks.kafka_peer import KAFKA
+from benchmarks.python_peers import turns
+from benchmarks.report import around_section, circumstances, write_report, write_section
 from benchmarks.scene import SECONDS, scene
 
 PARTS = {
@@ -73,6 +75,7 @@ PARTS = {
     "scrape": scrape.run,
     "stream": stream.run,
     "outage": outage.run,
+    "python-peers": turns.run,
 }
 
 
@@ -86,7 +89,10 @@ def main() -> int:
     parser.add_argument(
         "--peers",
         action="store_true",
-        help="run Apache RocketMQ 4.9.7 and Apache Kafka 3.9.1 on the same work, right before",
+        help=(
+            f"run Apache RocketMQ 4.9.7 and Apache Kafka {KAFKA} on the same work, right before; "
+            f"python-peers: Kafka, NATS JetStream and Redis Streams, in turns"
+        ),
     )
     parser.add_argument(
         "--ahead",
@@ -129,7 +135,7 @@ def main() -> int:
             parser.error(f"unknown benchmark {name!r}; there are {', '.join(PARTS)}")
     if arguments.report:
         try:
-            around_table(arguments.report)
+            around_section(arguments.report)
         except (OSError, ValueError) as error:
             parser.error(str(error))
     began = circumstances(sys.argv[1:])
@@ -144,7 +150,10 @@ def main() -> int:
         if arguments.json:
             where.report.save(arguments.json)
         if arguments.report:
-            write_report(arguments.report, began, where.report.figures)
+            if figures := [each for each in where.report.figures if not each.apart]:
+                write_report(arguments.report, began, figures)
+            for title, text in where.tables.items():
+                write_section(arguments.report, f"{began}\n\n{text}", title)
         missed = where.report.missed
     print(f"--- {len(missed)} missed" if missed else "--- every target reached")
     return 1 if missed else 0

@@ -1,4 +1,4 @@
-"""``send_arrow``: columns of body, key and tag, one producer actor; against Apache Kafka 3.9.1's
+"""``send_arrow``: columns of body, key and tag, one producer actor; against Apache Kafka's
 librdkafka producer (value and key).
 """
 
@@ -37,19 +37,8 @@ def run(scene: Scene, mq: rmq.Cluster) -> None:
 
 def send_columns(producer: rmq.Producer, topic: str, messages: int, size: int) -> list[float]:
     """Runs in the producer actor: messages a second of each round."""
-    import pyarrow as pa
-
     rows = min(ROWS, messages)
-    bodies: Any = pa.FixedSizeBinaryArray.from_buffers(
-        pa.binary(size), rows, [None, pa.py_buffer(os.urandom(rows * size))]
-    )
-    table = pa.table(
-        {
-            "body": bodies.cast(pa.binary()),
-            "id": [f"o-{n}" for n in range(rows)],
-            "origin": ["eu" if n % 2 else "us" for n in range(rows)],
-        }
-    )
+    table = table_of(rows, size)
     rates = []
     times = max(1, messages // rows)
     for _ in range(ROUNDS + 1):  # the first one warms up
@@ -59,3 +48,19 @@ def send_columns(producer: rmq.Producer, topic: str, messages: int, size: int) -
             producer.send_arrow(topic, table, body="body", key="id", tag="origin")
         rates.append(times * rows / (time.perf_counter() - begin))
     return rates[1:]
+
+
+def table_of(rows: int, size: int) -> Any:
+    """Columns of body, id and origin; the bodies are random bytes."""
+    import pyarrow as pa
+
+    bodies: Any = pa.FixedSizeBinaryArray.from_buffers(
+        pa.binary(size), rows, [None, pa.py_buffer(os.urandom(rows * size))]
+    )
+    return pa.table(
+        {
+            "body": bodies.cast(pa.binary()),
+            "id": [f"o-{n}" for n in range(rows)],
+            "origin": ["eu" if n % 2 else "us" for n in range(rows)],
+        }
+    )

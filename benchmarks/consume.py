@@ -17,6 +17,7 @@ from benchmarks import floors
 from benchmarks.popping import simple_rate
 from benchmarks.produce import batched_rate
 from benchmarks.scene import PATIENCE_S, Scene, median_of_rounds
+from rmq_ray.actors.cluster_clients import ClusterClients
 
 POLL_MESSAGES = 4_096
 SMALL_ARROW_PER_S = 500_000.0
@@ -84,27 +85,28 @@ def said(settings: dict[str, Any]) -> str:
 
 def push_rate(mq: rmq.Cluster, topic: str, messages: int, settings: dict[str, Any]) -> float:
     """Messages a second from the first delivery to the last."""
-    read = arrow_bodies if "batch" in settings else bodies_of_messages
+    return median_of_rounds(lambda number: pushed_rate(mq, topic, messages, settings, number))
 
-    def once(number: int) -> float:
-        counter = Counter(messages, read)
-        with rmq.PushConsumer(
-            f"{topic}-{'-'.join(map(str, settings.values()))}-{number}",
-            listener=counter,
-            subscriptions={topic: "*"},
-            start_from="first",
-            cluster=mq.name,
-            **settings,
-        ):
-            if not counter.complete.wait(PATIENCE_S):
-                raise RuntimeError(f"only {counter.count} of {messages} messages came")
-        return counter.count / (counter.ended - counter.began)
 
-    return median_of_rounds(once)
+def pushed_rate(
+    mq: ClusterClients, topic: str, messages: int, settings: dict[str, Any], number: int
+) -> float:
+    """The same of one round, by a new group."""
+    counter = Counter(messages, arrow_bodies if "batch" in settings else bodies_of_messages)
+    with mq.push_consumer(
+        f"{topic}-{'-'.join(map(str, settings.values()))}-{number}",
+        listener=counter,
+        subscriptions={topic: "*"},
+        start_from="first",
+        **settings,
+    ):
+        if not counter.complete.wait(PATIENCE_S):
+            raise RuntimeError(f"only {counter.count} of {messages} messages came")
+    return counter.count / (counter.ended - counter.began)
 
 
 def pull_rate(
-    mq: rmq.Cluster,
+    mq: ClusterClients,
     topic: str,
     messages: int,
     read: Callable[[Any], int],
@@ -115,9 +117,8 @@ def pull_rate(
     each batch, so; None = as polls do it by themselves.
     """
     how = "" if commit is None else f"-{commit['wait']}"
-    with rmq.PullConsumer(
+    with mq.pull_consumer(
         f"{topic}-{read.__name__}-{number}{how}",
-        cluster=mq.name,
         start_from="first",
         auto_commit=commit is None,
     ) as pc:

@@ -168,7 +168,7 @@ def in_files(
 
 @contextmanager
 def in_kafka(directory: Path, rows: int) -> Iterator[str]:
-    """A broker of Apache Kafka 3.9.1 with the rows in 4 partitions (key = tag) until the block
+    """A broker of Apache Kafka with the rows in 4 partitions (key = tag) until the block
     ends; its address.
     """
     from confluent_kafka import Producer

@@ -1,4 +1,4 @@
-"""Apache Kafka 3.9.1 as a peer: its broker (one KRaft node, 1 GB heap) and librdkafka's producer,
+"""Apache Kafka 4.4.0 as a peer: its broker (one KRaft node, 1 GB heap) and librdkafka's producer,
 on the same machine.
 
     python -m benchmarks.kafka_peer [kafka_100] [kafka_1k] [--scale 0.1]     JSON lines
@@ -29,6 +29,7 @@ from typing import Any
 
 from benchmarks.settle import settle
 
+KAFKA = "4.4.0"
 PROJECT = Path(__file__).resolve().parents[1] / "interop" / "kafka"
 SPARK_PROJECT = PROJECT.parent / "kafka-spark"
 BUILD_TIMEOUT_S, START_TIMEOUT_S, RUN_TIMEOUT_S = 540, 60.0, 300
@@ -89,6 +90,7 @@ def broker(directory: Path) -> Iterator[str]:
         f"listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://"
         f"127.0.0.1:{controller}\ncontroller.listener.names=CONTROLLER\n"
         f"log.dirs={directory / 'log'}\nnum.partitions=4\noffsets.topic.replication.factor=1\n"
+        "group.initial.rebalance.delay.ms=0\n"  # as Kafka's own server.properties
     )
     java = ["java", *SHIPPED_FLAGS, "-cp", class_path()]
     format_it = [
@@ -121,7 +123,7 @@ def wait_for_port(port: int, node: subprocess.Popen[bytes]) -> None:
             return
         except OSError:
             time.sleep(0.2)
-    raise RuntimeError(f"Kafka's broker does not listen on port {port} (exit code {node.poll()})")
+    raise RuntimeError(f"nothing listens on port {port} (exit code {node.poll()})")
 
 
 def produce(address: str, name: str, scale: float) -> dict[str, Any]:
@@ -182,7 +184,7 @@ def bench(names: list[str], scale: float) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description="Apache Kafka 3.9.1 beside this project")
+    parser = argparse.ArgumentParser(description=f"Apache Kafka {KAFKA} beside this project")
     parser.add_argument("names", nargs="*", help=f"of {', '.join(BENCHES)}; default all")
     parser.add_argument("--scale", type=float, default=1.0, help="1 = full length")
     parser.add_argument("--address", help="of a broker that runs; default: start one")

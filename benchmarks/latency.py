@@ -11,6 +11,7 @@ import rmq_ray as rmq
 from benchmarks import floors, waking
 from benchmarks.report import Figure, percentiles
 from benchmarks.scene import PATIENCE_S, Crew, Scene
+from rmq_ray.actors.cluster_clients import ClusterClients
 
 STAMP = struct.Struct(">q")
 WARM_UP_MESSAGES = 300
@@ -56,7 +57,9 @@ def run(scene: Scene) -> None:
         scene.report.tell(f"{what}, {label}", value, "ms")
 
 
-def end_to_end_ms(mq: rmq.Cluster, topic: str, count: int, every_ms: int) -> list[float]:
+def end_to_end_ms(
+    mq: ClusterClients, topic: str, count: int, every_ms: int, warm_up: int = WARM_UP_MESSAGES
+) -> list[float]:
     """Milliseconds from the call of ``send`` to the listener, behind messages that warm up."""
     mq.admin.create_topic(topic, queues=4)
     times: list[float] = []
@@ -65,27 +68,26 @@ def end_to_end_ms(mq: rmq.Cluster, topic: str, count: int, every_ms: int) -> lis
     def listener(messages: list[Any], ctx: Any) -> None:
         now = time.perf_counter_ns()
         times.extend((now - STAMP.unpack(message.body)[0]) / 1e6 for message in messages)
-        if len(times) >= WARM_UP_MESSAGES + count:
+        if len(times) >= warm_up + count:
             complete.set()
 
     with (
-        rmq.PushConsumer(
+        mq.push_consumer(
             f"{topic}-group",
             listener=listener,
             subscriptions={topic: "*"},
             start_from="first",
-            cluster=mq.name,
         ),
-        rmq.Producer(topic, cluster=mq.name) as producer,
+        mq.producer(topic) as producer,
     ):
         due = time.perf_counter()
-        for _ in range(WARM_UP_MESSAGES + count):
+        for _ in range(warm_up + count):
             producer.send(topic, STAMP.pack(time.perf_counter_ns()))
             due += every_ms / 1e3
             time.sleep(max(0.0, due - time.perf_counter()))
         if not complete.wait(PATIENCE_S):
-            raise RuntimeError(f"only {len(times)} of {WARM_UP_MESSAGES + count} messages came")
-    return times[WARM_UP_MESSAGES:]
+            raise RuntimeError(f"only {len(times)} of {warm_up + count} messages came")
+    return times[warm_up:]
 
 
 def make_load(mq: rmq.Cluster, stop: threading.Event) -> None:

@@ -1,5 +1,5 @@
 """Other systems' brokers and clients, run on the same work: Apache RocketMQ 4.9.7 in two JVMs,
-Apache Kafka 3.9.1 and librdkafka.
+Apache Kafka and librdkafka. Those that a Python user would pick: ``python_peers``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def run(names: list[str], scale: float) -> dict[str, dict[str, Any]]:
     java = [name for name in names if name not in kafka_peer.BENCHES]
     found = java_client(java, scale) if java else {}
     if kafka := [name for name in names if name in kafka_peer.BENCHES]:
-        found |= _figures("Kafka 3.9.1", ["-m", "benchmarks.kafka_peer", *kafka], scale, kafka)
+        command = ["-m", "benchmarks.kafka_peer", *kafka]
+        found |= _figures(f"Kafka {kafka_peer.KAFKA}", command, scale, kafka)
     return found
 
 

@@ -28,6 +28,8 @@ class Figure:
     against: float | None = None
     target: float | None = None
     less_is_better: bool = False
+    apart: bool = False
+    """It stands in a table of its own, not in that of ``write_report``."""
 
     @property
     def ratio(self) -> float | None:
@@ -99,7 +101,13 @@ class Report:
         path.write_text(json.dumps(rows, indent=1))
 
 
-BEGIN, END = "<!-- begin: figures of one run -->", "<!-- end: figures of one run -->"
+def marks(title: str) -> tuple[str, str]:
+    """What a section that a run writes stands between."""
+    return f"<!-- begin: {title} -->", f"<!-- end: {title} -->"
+
+
+TITLE = "figures of one run"
+BEGIN, END = marks(TITLE)
 
 
 def table(figures: list[Figure]) -> str:
@@ -118,23 +126,27 @@ def table(figures: list[Figure]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def around_table(page: Path) -> tuple[str, str]:
+def around_section(page: Path, title: str = TITLE) -> tuple[str, str]:
     """What stands before and behind the markers of a page. ``ValueError`` when it has not both, in
     order.
     """
-    before, begun, rest = page.read_text().partition(BEGIN)
-    _, ended, after = rest.partition(END)
+    begin, end = marks(title)
+    before, begun, rest = page.read_text().partition(begin)
+    _, ended, after = rest.partition(end)
     if not (begun and ended):
-        raise ValueError(f"{page} needs the line {BEGIN} and behind it the line {END}")
+        raise ValueError(f"{page} needs the line {begin} and behind it the line {end}")
     return before, after
 
 
+def write_section(page: Path, text: str, title: str = TITLE) -> None:
+    """Replace all that stands between the markers of a page: nothing of another run stays."""
+    (before, after), (begin, end) = around_section(page, title), marks(title)
+    page.write_text(f"{before}{begin}\n\n{text}\n{end}{after}")
+
+
 def write_report(page: Path, circumstances: str, figures: list[Figure]) -> None:
-    """Replace all that stands between the markers of a page by this run: no row of another one
-    stays.
-    """
-    before, after = around_table(page)
-    page.write_text(f"{before}{BEGIN}\n\n{circumstances}\n\n{table(figures)}\n{END}{after}")
+    """The table of one run, in its section."""
+    write_section(page, f"{circumstances}\n\n{table(figures)}")
 
 
 def circumstances(arguments: list[str]) -> str:

@@ -80,6 +80,8 @@ class Scene:
     scale: float = 1.0
     peers: dict[str, dict[str, Any]] = field(default_factory=dict)
     floors: dict[str, float] = field(default_factory=dict)
+    tables: dict[str, str] = field(default_factory=dict)
+    """Of parts whose figures stand apart: the title of their section of a page, and its text."""
     with_peers: bool = False
     ahead: bool = False
     log_gb: float = 0.0

@@ -15,12 +15,12 @@ import os
 TOUCHED_BYTES = 2 << 30
 
 
-def settle() -> None:
+def settle(touched_bytes: int = TOUCHED_BYTES) -> None:
     """Write what waits for the disk, and have memory at hand."""
     os.sync()
-    with mmap.mmap(-1, TOUCHED_BYTES) as memory:
+    with mmap.mmap(-1, touched_bytes) as memory:
         memory.madvise(mmap.MADV_HUGEPAGE)
-        for page in range(0, TOUCHED_BYTES, mmap.PAGESIZE):
+        for page in range(0, touched_bytes, mmap.PAGESIZE):
             memory[page] = 1
 
 

@@ -1,5 +1,5 @@
 """Redis from its Debian packages, without installing it: what ``python -m benchmarks serve``
-measures beside.
+and ``python_peers`` measure beside.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -18,12 +18,19 @@ from tools.interop import ToolMissing
 
 PACKAGES = ("redis-server", "redis-tools", "libjemalloc2", "liblzf1")
 START_S = 10.0
+EVERY_SECOND = ("--appendonly", "yes", "--appendfsync", "everysec", "--save", "")
+"""Each write is appended to a file before it is answered, which is synced every second, as Redis
+advises.
+"""
+EVERY_WRITE = ("--appendonly", "yes", "--appendfsync", "always", "--save", "")
+AS_IT_COMES = ()
+"""Snapshots of memory."""
 
 
 @contextmanager
-def redis_server(directory: Path) -> Iterator[str]:
-    """A server on loopback that appends each write to a file in ``directory`` (synced every second,
-    as Redis advises): its URL without a database. ``ToolMissing`` where it cannot be had.
+def redis_server(directory: Path, keeping: Sequence[str] = EVERY_SECOND) -> Iterator[str]:
+    """A server on loopback that keeps what it has in ``directory``: its URL without a database.
+    ``ToolMissing`` where it cannot be had.
     """
     program, environment = shutil.which("redis-server"), dict(os.environ)
     if program is None:
@@ -37,8 +44,8 @@ def redis_server(directory: Path) -> Iterator[str]:
         port = probe.getsockname()[1]
     directory.mkdir(parents=True, exist_ok=True)
     options = ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(directory)]
-    options += ["--appendonly", "yes", "--appendfsync", "everysec", "--save", ""]
-    process = subprocess.Popen([program, *options], env=environment, stdout=subprocess.DEVNULL)
+    command = [program, *options, *keeping]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
     try:
         _wait_for(port, process)
         yield f"redis://127.0.0.1:{port}"
