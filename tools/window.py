@@ -165,7 +165,7 @@ def tables_in_spark(version: str) -> dict[str, object]:
     need = f"pyspark=={version}"
     directory = ENVIRONMENTS / f"spark-{version}"
     python = _made(sys.executable, directory, need.encode(), lambda: [need])
-    os.environ["RMQ_RAY_SPARK_PYTHON"] = str(python)
+    os.environ |= {"RMQ_RAY_SPARK_PYTHON": str(python), "RMQ_RAY_JAVA_REQUIRED": "1"}
     return run_tests(sys.executable, f"spark-{version}", [SPARK_TESTS])
 
 

@@ -135,7 +135,7 @@ class OrderedWorker:
     def _listen(self, messages: list[MessageExt], ctx: OrderlyContext) -> Any:
         (message,) = messages
         settings = self._settings
-        task, fault = attempt(decode_task, message.body, settings.adapter.pickle)
+        task, fault = attempt(lambda: decode_task(message.body, settings.adapter.pickle))
         if fault is not None:
             keys = message.keys
             key = (keys[0] if keys else message.message_id), message.born_ms

@@ -21,6 +21,7 @@ from typing import Generic, TypeVar
 from rmq_ray.client.consumer.key_limits import KEYS, KeyLimits, KeyTable
 from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.clock import Clock
+from rmq_ray.guard import attempt
 from rmq_ray.serve.task_codec import called
 
 WAITING_MAX = 256
@@ -59,7 +60,9 @@ class TaskLimiter(Generic[T]):
         it is not limited.
         """
         if self._by == KEYS:
-            return called(message.body)
+            name: str | None
+            name, _ = attempt(lambda: called(message.body))  # some cannot be uncompressed
+            return name
         return message.all_properties.get(self._by) or None
 
     def begins(self, key: str, task: T) -> bool:

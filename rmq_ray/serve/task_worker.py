@@ -331,7 +331,8 @@ class TaskWorker:
     def _outcome(self, held: Held) -> TaskVerdict | BaseException:
         """What the handler raised, or what became of the task."""
         settings = self._settings
-        task, fault = attempt(decode_task, held.message.body, settings.adapter.pickle)
+        # a body that cannot be uncompressed raises where it is read
+        task, fault = attempt(lambda: decode_task(held.message.body, settings.adapter.pickle))
         if fault is not None:
             return unreadable(fault)
         held.task = task

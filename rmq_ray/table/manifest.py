@@ -37,7 +37,7 @@ from rmq_ray.table.layout import (
     is_rows,
     is_staged,
 )
-from rmq_ray.table.rules import Change, DataFile, TableState
+from rmq_ray.table.rules import Change, DataFile, TableState, generation_of
 from rmq_ray.table.storage import Storage
 
 FORMAT = 1
@@ -114,12 +114,7 @@ class ManifestTable:
         """The state behind it. ``CommitterReplaced`` where a newer committer has taken the table
         over, or its files are gone; any other error leaves the outcome unknown until ``load``.
         """
-        taken = {path.rpartition("/")[2] for path in self._own(GENERATIONS)}
-        if max(taken, default="") > self._name():
-            raise CommitterReplaced(
-                f"another committer has taken over {self.storage.root}: this one gives up",
-                self.storage.root,
-            )
+        taken = self._check_newest()
         if self._name() not in taken:
             raise CommitterReplaced(
                 f"the files of the table at {self.storage.root} were deleted: it begins anew, with "
@@ -136,6 +131,16 @@ class ManifestTable:
         self._files = files
         self.storage.write_whole(OFFSETS, text)
         return replace(state, version=version)
+
+    def _check_newest(self) -> set[str]:
+        """The generations; ``CommitterReplaced`` where there is a newer one."""
+        taken = {path.rpartition("/")[2] for path in self._own(GENERATIONS)}
+        if max(taken, default="") > self._name():
+            raise CommitterReplaced(
+                f"another committer has taken over {self.storage.root}: this one gives up",
+                self.storage.root,
+            )
+        return taken
 
     def _text(self, state: TableState, change: Change, files: Sequence[DataFile]) -> bytes:
         said: dict[str, Any] = {
@@ -184,12 +189,15 @@ class ManifestTable:
         """Delete what no commit names: files of attempts that failed, of older committers, and what
         a compaction replaced; older manifests. How many data files went. Files of others stay.
 
-        To be called by who has taken over, between its commits: nothing of it is under way.
+        To be called by who has taken over, between its commits: nothing of it is under way. Files
+        of newer committers stay, and ``CommitterReplaced`` is raised where there is one.
         """
+        self._check_newest()
         named = {one.path for one in self._files}
         swept = 0
         for one in self.storage.list(""):
-            if is_rows(one.path, FOLDERS) and one.path not in named:
+            newer = generation_of(one.path) > self._generation
+            if is_rows(one.path, FOLDERS) and one.path not in named and not newer:
                 self.storage.delete(one.path)
                 swept += 1
             elif is_staged(one.path):

@@ -43,7 +43,9 @@ GAPS_KEPT = 1_000
 DECODES = ("", "json", "msgpack", "arrow")
 SCHEMES = ("file", "s3", "gs", "gcs", "hdfs", "viewfs")
 
+CATALOGS_WITHOUT_URI = ("glue", "dynamodb")
 _FILE_NAME = re.compile(r"(.+)-(\d{4,})-(\d{20})-e(\d+)-g.+\.parquet")
+_GENERATION = re.compile(r"-g(\d{6})-[^/]+$")
 
 Offsets = dict[MessageQueue, int]
 Ranges = dict[MessageQueue, tuple[int, int]]
@@ -105,11 +107,14 @@ class TableSpec:
 
     @property
     def stays(self) -> bool:
-        """Whether its archivist must not go to another host: files at a path, or a catalog in one,
-        are this host's as far as anybody knows.
+        """Whether its archivist must not go to another host: files at a path, a catalog in one, or
+        one that only its host's own settings describe, are this host's as far as anybody knows.
         """
-        is_path = self.location.startswith(("/", "file://"))
-        return is_path or self.catalog.get("uri", "").startswith("sqlite:")
+        if self.location.startswith(("/", "file://")):
+            return True
+        catalog = self.catalog
+        described = "uri" in catalog or catalog.get("type") in CATALOGS_WITHOUT_URI
+        return bool(catalog) and (not described or catalog.get("uri", "").startswith("sqlite"))
 
     def to_json(self) -> str:
         """For the name servers' table."""
@@ -353,6 +358,16 @@ def parse_file_name(name: str) -> tuple[str, int, int, int] | None:
     """
     found = _FILE_NAME.fullmatch(name)
     return None if found is None else (found[1], int(found[2]), int(found[3]), int(found[4]))
+
+
+def generation_of(path: str) -> int:
+    """Of the committer that wrote a file of ours; 0 where its name tells none.
+
+    >>> generation_of("day=x/broker-a-0003-00000000000000000070-e2-g000004-ab12.parquet")
+    4
+    """
+    found = _GENERATION.search(path)
+    return int(found[1]) if found else 0
 
 
 def check_evolution(old: Mapping[str, str], new: Mapping[str, str]) -> None:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
+from rmq_ray.client.messages.listener import SUCCESS
+from rmq_ray.errors import BodyUnreadable
 from rmq_ray.serve.task_codec import Status
 from rmq_ray.serve.task_worker import UNTRIED_MAX
-from tests.support.clients.task_rig import BREAKER, PAUSE_MS, TaskRig
+from tests.support.clients.task_rig import BREAKER, PAUSE_MS, TaskMessage, TaskRig
 
 
 def opened(rig: TaskRig, count: int = 10) -> None:
@@ -168,3 +174,30 @@ def test_without_a_breaker_every_failure_counts() -> None:
     for _ in range(10):
         rig.step()
     assert len(rig.dead) == 10 and not rig.tasks.pauses
+
+
+class Torn(TaskMessage):
+    """Its body is marked as compressed and cannot be uncompressed."""
+
+    @property
+    def body(self) -> bytes:
+        raise BodyUnreadable("torn is compressed, and no data")
+
+
+@pytest.mark.parametrize("limits", [None, {"concurrency": 1}], ids=["", "with limits by key"])
+def test_a_body_that_cannot_be_uncompressed_is_a_dead_letter(limits: Any) -> None:
+    rig = TaskRig(breaker=None, key_limits=limits)
+    rig.waiting.append(Torn("torn"))
+    rig.put("calls")
+    rig.gone = False
+    rig.step()
+    rig.step()
+    (dead,) = rig.dead
+    assert dead[0] == "torn-0" and "no data" in dead[1]
+    assert rig.runs == 1
+
+
+def test_so_it_is_among_ordered_ones() -> None:
+    rig = TaskRig(breaker=None)
+    answer, _ = rig.hand_out(Torn("torn"))
+    assert answer is SUCCESS and [name for name, _ in rig.dead] == ["torn-0"]

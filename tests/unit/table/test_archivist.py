@@ -235,6 +235,26 @@ def test_an_older_committer_gives_up_and_changes_nothing(tmp_path: Path) -> None
     assert glob_rows(tmp_path) == committed_rows(tmp_path) == expected_rows(topic)
 
 
+@pytest.mark.parametrize("late", [False, True], ids=["before", "within"])
+def test_an_older_committer_sweeps_nothing_of_a_newer_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    """Also where it looked just before the newer one began."""
+    topic = filled()
+    spec = spec_at(tmp_path)
+    old, new = (archivist_at(spec, topic, name) for name in ("old", "new"))
+    old.turn(force=True)
+    topic.send(0, b"more")
+    new.turn(force=True)
+    if late:
+        monkeypatch.setattr(ManifestTable, "_check_newest", lambda _table: set())
+        assert old.sweep() == 0
+    else:
+        with pytest.raises(CommitterReplaced):
+            old.sweep()
+    assert glob_rows(tmp_path) == committed_rows(tmp_path) == expected_rows(topic)
+
+
 def test_a_manifest_of_an_older_committer_that_comes_late_does_not_count(tmp_path: Path) -> None:
     topic = filled()
     spec = spec_at(tmp_path)

@@ -93,7 +93,10 @@ def test_a_walk_meets_each_file_and_lists_no_folder_behind_the_last_that_is_aske
         ("s3://lake/orders", {}, False),
         ("hdfs://name-node:8020/orders", {}, False),
         ("s3://lake/orders", {"type": "sql", "uri": "sqlite:////data/catalog.db"}, True),
+        ("s3://lake/orders", {"type": "sql", "uri": "sqlite+pysqlite:////data/c.db"}, True),
+        ("s3://lake/orders", {"name": "lake"}, True),
         ("s3://lake/orders", {"type": "sql", "uri": "postgresql://db/catalog"}, False),
+        ("s3://lake/orders", {"name": "lake", "type": "glue"}, False),
     ],
 )
 def test_a_table_stays_on_its_host_where_others_may_not_have_its_files(
