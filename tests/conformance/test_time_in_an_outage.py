@@ -259,7 +259,9 @@ def test_a_send_of_a_group_behind_one_with_a_longer_time_out_ends_as_unknown(
         cluster.broker.hold.clear()
         first = producer.send_async("orders", b"1", message_group="g", timeout=20)
         watch = Stopwatch()
-        with pytest.raises(SendTimeout, match="no answer within 100 ms"):
+        with pytest.raises(
+            SendTimeout, match=r"no answer within \d+ ms; the message may be stored"
+        ):
             producer.send("orders", b"2", message_group="g", timeout=0.1)
         assert watch.lived_s < 1.6
         cluster.release(cluster.broker)
