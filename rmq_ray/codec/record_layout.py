@@ -1,5 +1,5 @@
-"""Where the parts of many records lie that stand back to back in one buffer, found with numpy for
-all of them at once.
+"""Where the parts of many records lie that stand in one buffer, mostly back to back, found with
+numpy for all of them at once.
 
 Decides nothing; it is the layout of ``record`` (store-format 2.1) for arrays: of the log as
 recovery and slaves read it (``log_scan``), of what a pull or a bulk read brought (``received``,
@@ -24,16 +24,21 @@ _TAIL_NAME = int.from_bytes(UNIQUE_KEY_PREFIX[:8], "big")
 
 
 class RecordLayout:
-    """``sizes``: int64, one a record, summing up to the buffer's length; no record is shorter than
-    its fixed part.
+    """``sizes``: int64, one a record, no record is shorter than its fixed part. ``starts``: where
+    each of them begins; None = they stand back to back and fill the buffer.
     """
 
-    def __init__(self, records: bytes | bytearray | memoryview, sizes: Array) -> None:
+    def __init__(
+        self,
+        records: bytes | bytearray | memoryview,
+        sizes: Array,
+        starts: Array | None = None,
+    ) -> None:
         self.count = len(sizes)
         self.buffer = memoryview(records)
         self.data: Array = np.frombuffer(self.buffer, np.uint8)
-        self.ends: Array = np.cumsum(sizes)
-        self.starts: Array = self.ends - sizes
+        self.starts: Array = np.cumsum(sizes) - sizes if starts is None else starts
+        self.ends: Array = self.starts + sizes
 
     def field(self, kind: str, at: Array) -> Array:
         """Big-endian numbers of one kind (``>i4``) that begin at any bytes."""

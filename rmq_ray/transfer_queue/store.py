@@ -1,7 +1,8 @@
 """Values of TransferQueue on a topic: put, read at their places, cleared.
 
     put    values ──frames──> <topic>: places     then keys and places ──> <topic>_ledger
-    get    a pull at each place, after what was cleared meanwhile was read from the ledger
+    get    a read at each place, in the broker's files where they are on this machine, else a pull,
+           after what was cleared meanwhile was read from the ledger
     clear  a tombstone in the ledger; the space comes back by the topic's retention
 
 Decides what is true on return: of ``put``, that the brokers have all values and the ledger names
@@ -13,17 +14,19 @@ in the ledger, or what ``live_keys`` shows; a broker that is away is waited for,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
 from rmq_ray.client.admin.admin import Admin
+from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.instance.outage import passes
 from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.client.pull.pull_consumer import PullConsumer
 from rmq_ray.client.pull.queue_queries import PullResult
+from rmq_ray.client.scan.point_reader import PointReader, StoredRecord
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.errors import (
@@ -35,7 +38,6 @@ from rmq_ray.errors import (
 )
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.model.message import KEYS, SendResult
-from rmq_ray.model.pulling import PullStatus
 from rmq_ray.ports import Discovery
 from rmq_ray.transfer_queue.ledger import BACK, CLEAR, PUT, TOMBSTONES, back_to, keyed
 from rmq_ray.transfer_queue.places import Part, parts_of, place_text
@@ -54,6 +56,8 @@ VISIBLE_S = 5.0
 AWAY_PAUSE_MS = 100
 THREADS = 4
 T = TypeVar("T")
+Found = dict[tuple[str, int], dict[int, StoredRecord]]
+"""Of each (broker, queue id) the records by their offsets."""
 
 
 class ValueStore:
@@ -89,6 +93,8 @@ class ValueStore:
         try:
             self._producer.start()
             self._reader.start()
+            instance = ClientInstance.get_or_create(discovery, self._reader.client_id)
+            self._files = PointReader(instance)
         except BaseException:
             self.close()
             raise
@@ -206,37 +212,31 @@ class ValueStore:
         pull = partial(self._reader.pull, self._ledger, expression, offset, count)
         return self._patiently(pull, patience_ms)
 
-    def _read(self, known: Sequence[Sequence[Part]]) -> dict[tuple[str, int, int], MessageExt]:
-        """The messages at all these places, by (broker, queue id, offset)."""
+    def _read(self, known: Sequence[Sequence[Part]]) -> Found:
         wanted: dict[tuple[str, int], set[int]] = {}
         for parts in known:
             for part in parts:
                 offsets = range(part.first, part.first + part.size)
                 wanted.setdefault(part[:2], set()).update(offsets)
-        found: dict[tuple[str, int, int], MessageExt] = {}
-        if len(wanted) == 1:
-            ((where, offsets_of_one),) = wanted.items()
-            found.update(self._read_queue(where, offsets_of_one))
-        else:
-            for some in self._on_threads(self._read_queue, wanted, wanted.values()):
-                found.update(some)
-        return found
+        if len(wanted) < 2:
+            return {where: self._read_queue(where, wanted[where]) for where in wanted}
+        read = self._on_threads(self._read_queue, wanted, wanted.values())
+        return dict(zip(wanted, read, strict=True))
 
-    def _read_queue(
-        self, where: tuple[str, int], wanted: set[int]
-    ) -> dict[tuple[str, int, int], MessageExt]:
+    def _read_queue(self, where: tuple[str, int], wanted: set[int]) -> dict[int, StoredRecord]:
         queue = MessageQueue(self._settings.topic, *where)
-        found: dict[tuple[str, int, int], MessageExt] = {}
-        for first, end in runs(sorted(wanted)):
-            while first < end:  # ends: each pull brings a message, or stops it
-                pull = partial(self._reader.pull, queue, "*", first, wait=VISIBLE_S)
-                count = min(end - first, PULLED_MAX)
+        found = dict(self._files.read(queue, runs(sorted(wanted))))
+        for first, end in runs(sorted(wanted - found.keys())):
+            at, before = first, -1
+            while before < at < end:  # ends: a pull that does not lead on is the last one
+                before = at
+                pull = partial(self._reader.pull, queue, "*", at, wait=VISIBLE_S)
+                count = min(end - at, PULLED_MAX)
                 pulled = self._patiently(partial(pull, max_messages=count), self._patience_ms)
-                if pulled.status is not PullStatus.FOUND:
-                    break
                 for message in pulled.messages:
-                    found[(*where, message.queue_offset)] = message
-                first = pulled.next_offset
+                    record = StoredRecord(message.all_properties, _body(message))
+                    found[message.queue_offset] = record
+                at = pulled.next_offset  # behind what is damaged, or was taken by retention
         return found
 
     def _on_threads(self, work: Callable[..., T], *given: Iterable[Any]) -> list[T]:
@@ -275,20 +275,22 @@ def runs(offsets: Sequence[int]) -> Iterator[tuple[int, int]]:
         yield first, end
 
 
-def _bodies(
-    key: str, parts: Sequence[Part], found: Mapping[tuple[str, int, int], MessageExt]
-) -> tuple[str, list[Any]]:
+def _bodies(key: str, parts: Sequence[Part], found: Found) -> tuple[str, list[Any]]:
     """Form and pieces of a value. ``ValueNotFound`` where they are not all there."""
     pieces, form = [], ""
     for part in parts:
+        records = found[part[:2]]
         for offset in range(part.first, part.first + part.size):
-            message = found.get((part.broker, part.queue_id, offset))
-            if message is None:
+            if offset not in records:
                 raise _missing(key, "was taken by retention, or its log was lost")
-            if message.all_properties.get(KEYS, "") != key:  # ``keys`` is cut at blanks
-                raise _missing(key, f"is not at its place, {message.keys} is there")
-            pieces.append(_body(message))
-            form = message.properties.get(FORM, "")
+            properties, body = records[offset]
+            there = properties.get(KEYS, "")
+            if there != key:
+                raise _missing(key, f"is not at its place, {there.split()} is there")
+            pieces.append(body)
+            form = properties.get(FORM, "")
+            # who asks for it twice gets a copy
+            records[offset] = StoredRecord(properties, memoryview(body).toreadonly())
     return form, pieces
 
 

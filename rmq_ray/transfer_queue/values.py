@@ -12,7 +12,8 @@ read without running code.
 Decides the form of each value, and how values are cut: a body is at most ``PIECE_BYTES``, a longer
 value is several messages. Pure; torch is imported only by who has tensors. Invariants: rows that
 lie behind each other are not copied here; nothing has the form of an empty body (one zero byte
-stands for no elements); what ``decode`` returns is the caller's own memory.
+stands for no elements); what ``decode`` returns is the caller's own memory, a piece of which the
+caller is the only owner included.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import numpy as np
 import pyarrow as pa
 
 from rmq_ray.actors import gateway
+from rmq_ray.client.scan.split_reader import ALIGNED
 from rmq_ray.codec import values as plain
 from rmq_ray.errors import BodyUnreadable, ClientError
 from rmq_ray.guard import why
@@ -40,7 +42,6 @@ TORCH, ARRAY, SCALAR, PICKLE = "torch", "array", "scalar", "pickle"
 KINDS = "biufcSUmM"
 """numpy's kinds of elements that are what they are by their bytes: no objects, no records."""
 NOTHING = b"\0"
-ALIGNED = 64  # bytes: of a cache line, and more than any element wants
 
 
 @dataclass(slots=True)
@@ -103,7 +104,13 @@ class Room:
         self._next = -self._block.__array_interface__["data"][0] % ALIGNED
 
     def joined(self, pieces: Sequence[Any]) -> Any:
-        """A copy of the pieces, one behind the other, as bytes of numpy."""
+        """The pieces, one behind the other, as bytes of numpy: a copy, but of one that lies aligned
+        in memory that may be written to, and so is its owner's alone.
+        """
+        if len(pieces) == 1:
+            whole = np.frombuffer(pieces[0], np.uint8)
+            if whole.flags.writeable and not whole.__array_interface__["data"][0] % ALIGNED:
+                return whole
         begin = end = self._next
         for piece in pieces:
             end += len(piece)

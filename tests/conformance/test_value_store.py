@@ -5,18 +5,24 @@ clear return, whoever was killed.
 from __future__ import annotations
 
 import itertools
+import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.client.pull.pull_consumer import PullConsumer
-from rmq_ray.errors import ClientError, ValueNotFound
+from rmq_ray.client.scan import point_reader
+from rmq_ray.errors import ClientError, NotAuthorized, ValueNotFound
+from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.transfer_queue.settings import BackendSettings
 from rmq_ray.transfer_queue.store import ValueStore
 from tests.support.brokers.live_cluster import CLUSTER, ROOT, SECRET, LiveCluster, LiveProcess
@@ -92,6 +98,122 @@ def test_values_are_read_at_their_places_or_by_their_keys_in_any_process(
         assert np.array_equal(whole, long)
     assert reader.get(keys[7:9][::-1], places[7:9][::-1])[1].tolist() == rows[7].tolist()
     assert sorted(reader.live_keys()) == sorted(keys)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
+    """How often values were pulled by way of a broker, and stores were asked for."""
+    found: Counter[str] = Counter()
+    pull, invoke = PullConsumer.pull, ClientInstance.invoke
+
+    def pulled(self: Any, queue: Any, expression: Any, offset: int, *more: Any, **by: Any) -> Any:
+        found["pulls"] += not queue.topic.endswith("_ledger")
+        return pull(self, queue, expression, offset, *more, **by)
+
+    def invoked(self: Any, address: Any, command: Any, *more: Any) -> Any:
+        found["stores"] += command.code == RequestCode.STORE_INFO
+        return invoke(self, address, command, *more)
+
+    monkeypatch.setattr(PullConsumer, "pull", pulled)
+    monkeypatch.setattr(ClientInstance, "invoke", invoked)
+    yield found
+
+
+def some_values(store: ValueStore) -> tuple[list[str], list[str], list[Any]]:
+    """Keys, places and values: short ones, long ones, some of several pieces; 40 MiB, which is more
+    than a segment.
+    """
+    sizes = (1 << 20, 8, 4 << 20, 9 << 20, 100, 300_000) * 3
+    values = [np.full(size, number, np.uint8) for number, size in enumerate(sizes)]
+    keys = [f"{number}@ids" for number in range(len(values))]
+    return keys, store.put(keys, values), values
+
+
+def check_equal(found: list[Any], values: list[Any]) -> None:
+    assert len(found) == len(values)
+    assert all(np.array_equal(one, other) for one, other in zip(found, values, strict=True))
+
+
+def held_files(cluster: LiveCluster) -> Counter[str]:
+    """Of the store, open in this process, which is the broker's, too."""
+    found: Counter[str] = Counter()
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):
+            found[os.readlink(f"/proc/self/fd/{number}")] += 1
+    return Counter({path: found[path] for path in found if str(cluster.store_path()) in path})
+
+
+def test_on_the_brokers_machine_values_are_read_from_its_files(
+    cluster: LiveCluster, opened: Opened, asked: Counter[str]
+) -> None:
+    store = opened(cluster, new_topic())
+    keys, places, values = some_values(store)
+    check_equal(store.get(keys, places), values)  # what is not visible yet is pulled
+    asked.clear()
+    before = held_files(cluster)
+    found = store.get([*keys, keys[0]], [*places, places[0]])
+    check_equal(found, [*values, values[0]])
+    assert asked["pulls"] == 0 and asked["stores"]
+    for value in found:
+        value += 1  # each is its owner's, also of a key that was asked for twice
+    check_equal(found, [value + 1 for value in (*values, values[0])])
+    after = held_files(cluster)
+    assert after and not [path for path in after if after[path] > max(1, before[path])]
+
+
+@pytest.mark.parametrize("why", ["another host", "no right to ask"])
+def test_from_elsewhere_values_come_by_way_of_the_broker(
+    cluster: LiveCluster,
+    opened: Opened,
+    asked: Counter[str],
+    monkeypatch: pytest.MonkeyPatch,
+    why: str,
+) -> None:
+    def refuse(*_: Any) -> Any:
+        asked["stores"] += 1
+        raise NotAuthorized("no", 1)
+
+    if why == "another host":
+        monkeypatch.setattr(point_reader, "host_id", lambda: "0" * 32)
+    else:
+        monkeypatch.setattr(point_reader, "ask_for_map", refuse)
+    store = opened(cluster, new_topic(), queues=1)
+    keys, places, values = some_values(store)
+    for _ in range(2):
+        check_equal(store.get(keys, places), values)
+    assert asked["stores"] == 1 and asked["pulls"]
+
+
+def test_files_that_are_gone_or_damaged_are_no_reason_for_a_wrong_value(
+    tmp_path: Path, opened: Opened, asked: Counter[str]
+) -> None:
+    with LiveCluster(tmp_path, segment_bytes=32 << 20) as cluster:
+        store = opened(cluster, "experience", queues=1)
+        keys, places, values = some_values(store)
+        check_equal(store.get(keys, places), values)
+        log = sorted((cluster.store_path() / "commitlog").iterdir())
+        os.rename(log[1], tmp_path / "elsewhere")
+        asked.clear()
+        check_equal(store.get(keys, places), values)  # the broker has it open
+        assert asked["pulls"]
+        os.rename(tmp_path / "elsewhere", log[1])
+        identity = cluster.store_path() / "rmq_ray" / "identity"
+        own = identity.read_text()
+        identity.write_text('{"identity": "of another store"}')
+        asked.clear()
+        check_equal(store.get(keys, places), values)
+        assert asked["pulls"]
+        identity.write_text(own)
+        of_2 = bytes([2]) * 1_000
+        (segment,) = [path for path in log if of_2 in path.read_bytes()]
+        with segment.open("r+b") as file:
+            file.seek(file.read().index(of_2) + 500)
+            file.write(b"?")
+        with pytest.raises(ValueNotFound, match="2@ids"):
+            store.get(keys, places)
+        rest = [number for number in range(len(keys)) if number != 2]
+        found = store.get([keys[number] for number in rest], [places[number] for number in rest])
+        check_equal(found, [values[number] for number in rest])
 
 
 def test_what_was_cleared_is_told_in_every_process_and_the_rest_stays(

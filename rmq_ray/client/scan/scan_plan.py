@@ -249,7 +249,7 @@ def plan_scan(
         for name, address in brokers.items()
     }
     splits = tuple(
-        _split(queue, first, last, stores[queue.broker_name], everywhere[queue.broker_name])
+        split_of(queue, first, last, stores[queue.broker_name], everywhere[queue.broker_name])
         for queue, first, last in cut(ranges, rows)
     )
     return ScanPlan(
@@ -348,9 +348,10 @@ def _asked_first(address: Address, known: Mapping[int, Address]) -> tuple[str, .
     return tuple(dict.fromkeys(map(str, (address, *known.values()))))
 
 
-def _split(
+def split_of(
     queue: MessageQueue, low: int, high: int, store: Mapping[str, Any], addresses: tuple[str, ...]
 ) -> Split:
+    """Offsets [low, high) of a queue in the store that a broker told by STORE_INFO."""
     return Split(
         queue=queue,
         start=low,

@@ -1,8 +1,9 @@
-"""Bulk reads beside the log: a split's records straight from the files of the broker's store, by
-another process.
+"""Reads beside the log: a split's records straight from the files of the broker's store, by another
+process.
 
     consumequeue/{topic}/{queueId}/...  ->  entries (log offset, size)  ->  commitlog/...  ->
-    records back to back
+    records back to back, in a buffer that is used again (``read_from``)
+    records apart, in memory of their own, each body aligned (``read_apart``)
 
 Decides: that a record which is not the one the entry promises is never handed out: topic, queue,
 queue offset, log offset, lengths and CRC are checked. Does not decide what to do where one is not,
@@ -11,21 +12,22 @@ broker instead, which has a copy mend what it can.
 
 Invariants: opens files for reading only; nothing at or behind ``visible_end`` is read; a store of
 another identity or a log whose epoch has changed since the plan is refused, before and after every
-chunk. A chunk's bytes are good until the next one is asked for: they lie in one buffer of the
-reader, since fresh memory for each chunk costs as much as reading it from the page cache.
+chunk. What ``read_from`` gives is good until its next chunk is asked for: it lies in one buffer of
+the reader, since fresh memory for each chunk costs as much as reading it from the page cache. A
+long record is read straight to where it is wanted.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from rmq_ray.arrays import Array
 from rmq_ray.codec.body_crcs import body_crcs
-from rmq_ray.codec.record import MAGIC, OVERHEAD_BYTES
+from rmq_ray.codec.record import HEADER_BYTES, MAGIC, OVERHEAD_BYTES
 from rmq_ray.codec.record_layout import RecordLayout
 from rmq_ray.codec.store_files import (
     BLANK_SIZE,
@@ -45,7 +47,12 @@ ENTRIES_A_READ = 4_096  # 80 KiB of consume queue
 GAP_BYTES_MAX = (
     4_096  # bytes of other queues between two records that are cheaper to read than a second call
 )
+LONG_BYTES = 16 << 10  # of a record; copying that many takes as long as a second call
+ALIGNED = 64  # bytes: of a cache line, and more than any element of an array wants
 OPEN_FILES_MAX = 64
+
+Target = Callable[[Array], tuple[memoryview, Array]]
+"""(sizes of records) -> (memory for them, where each of them begins in it)."""
 
 
 class LocalSplitReader:
@@ -69,6 +76,24 @@ class LocalSplitReader:
         Raises ``StoreMissing`` (files gone or not there yet), ``StoreForeign`` (another store),
         ``StoreCorrupt``, ``StoreError`` (the epoch changed).
         """
+        for first, layout in self._chunks(split, chunk_bytes, self._back_to_back):
+            sizes = (layout.ends - layout.starts).astype(np.int32)
+            yield layout.buffer, sizes, first + layout.count
+
+    def read_apart(self, split: Split, chunk_bytes: int) -> Iterator[tuple[int, RecordLayout]]:
+        """Yields (queue offset of the first, where the parts of each are): records in memory that
+        is the caller's own, where each body begins at a multiple of ``ALIGNED`` bytes (but behind
+        hosts of 16 bytes). Raises what ``read_from`` does.
+        """
+        return self._chunks(split, chunk_bytes, _apart)
+
+    def close(self) -> None:
+        """Close all files."""
+        self._cache.close()
+
+    def _chunks(
+        self, split: Split, chunk_bytes: int, target: Target
+    ) -> Iterator[tuple[int, RecordLayout]]:
         self._check_store(split)
         at = split.start
         while at < split.end:  # ends: at rises by one entry at least, or the loop is left
@@ -76,15 +101,17 @@ class LocalSplitReader:
             count = _fitting(entries, chunk_bytes, split.visible_end)
             if count == 0:
                 return
-            records, sizes = self._records(split, at, entries[:count])
-            at += count
+            layout = self._records(split, at, entries[:count], target)
             self._check_epoch(split)
-            if len(sizes):
-                yield records, sizes, at
+            yield at, layout
+            at += count
 
-    def close(self) -> None:
-        """Close all files."""
-        self._cache.close()
+    def _back_to_back(self, sizes: Array) -> tuple[memoryview, Array]:
+        total = int(sizes.sum())
+        if len(self._buffer) < total:
+            # chunks differ a little in length
+            self._buffer = np.empty(total + total // 4, np.uint8)
+        return memoryview(self._buffer)[:total], np.cumsum(sizes) - sizes  # type: ignore[arg-type]
 
     def _check_store(self, split: Split) -> None:
         path = f"{split.store_path}/{OURS}/identity"
@@ -139,9 +166,9 @@ class LocalSplitReader:
             )
         return entries
 
-    def _records(self, split: Split, first: int, entries: Array) -> tuple[memoryview, Array]:
-        """The records of entries ``first``, ``first + 1``, ... back to back; ``StoreCorrupt`` where
-        one is not what it should be.
+    def _records(self, split: Split, first: int, entries: Array, target: Target) -> RecordLayout:
+        """The records of entries ``first``, ``first + 1``, ...; ``StoreCorrupt`` where one is not
+        what it should be.
         """
         offsets, sizes = entries["log_offset"].astype(np.int64), entries["size"].astype(np.int64)
         rows = np.arange(first, first + len(entries))
@@ -151,44 +178,36 @@ class LocalSplitReader:
             & (offsets % split.segment_bytes + sizes <= split.segment_bytes)
         )
         _check_all(real, split, first, offsets)
-        buffer = self._read_runs(split, offsets, sizes)
-        _check_all(_sound(buffer, offsets, sizes, rows, split), split, first, offsets)
-        return buffer, sizes.astype(np.int32)
+        buffer, starts = target(sizes)
+        self._read_runs(split, offsets, sizes, buffer, starts)
+        layout = RecordLayout(buffer, sizes, starts)
+        _check_all(_sound(layout, sizes, offsets, rows, split), split, first, offsets)
+        return layout
 
-    def _read_runs(self, split: Split, offsets: Array, sizes: Array) -> memoryview:
-        """One read for records that lie close together, into the place where they belong; the bytes
-        between them are left out.
+    def _read_runs(
+        self, split: Split, offsets: Array, sizes: Array, buffer: memoryview, starts: Array
+    ) -> None:
+        """One read for short records that lie close together; the bytes between them are left
+        out.
         """
-        if not len(offsets):
-            return memoryview(b"")
-        ends, total = offsets + sizes, int(sizes.sum())
-        gaps = offsets[1:] - ends[:-1]
-        segments = offsets // split.segment_bytes
-        far = (
-            np.flatnonzero((gaps > GAP_BYTES_MAX) | (gaps < 0) | (segments[1:] != segments[:-1]))
-            + 1
-        )
-        bounds = [0, *far.tolist(), len(offsets)]
-        if len(self._buffer) < total:
-            self._buffer = np.empty(
-                total + total // 4, np.uint8
-            )  # chunks differ a little in length
-        target, at = memoryview(self._buffer)[:total], 0  # type: ignore[arg-type]
+        ends, segments = offsets + sizes, offsets // split.segment_bytes
+        gaps, parted = offsets[1:] - ends[:-1], np.diff(starts - offsets) != 0
+        far = (gaps > GAP_BYTES_MAX) | (gaps < 0) | (segments[1:] != segments[:-1])
+        far |= parted & (np.maximum(sizes[1:], sizes[:-1]) > LONG_BYTES)
+        bounds = _cut(far, 0, len(offsets))
         for low, high in zip(bounds[:-1], bounds[1:], strict=True):
             begin, end = int(offsets[low]), int(ends[high - 1])
-            cuts = np.flatnonzero(gaps[low : high - 1]) + low + 1
-            if not len(cuts):
-                self._read_span(split, begin, target[at : at + end - begin])
-                at += end - begin
+            pieces = _cut(parted[low : high - 1], low, high)
+            if len(pieces) == 2:
+                at = int(starts[low])
+                self._read_span(split, begin, buffer[at : at + end - begin])
                 continue
             data = memoryview(bytearray(end - begin))
             self._read_span(split, begin, data)
-            pieces = [low, *cuts.tolist(), high]
             for first, last in zip(pieces[:-1], pieces[1:], strict=True):
                 piece = data[int(offsets[first]) - begin : int(ends[last - 1]) - begin]
-                target[at : at + len(piece)] = piece
-                at += len(piece)
-        return target
+                at = int(starts[first])
+                buffer[at : at + len(piece)] = piece
 
     def _read_span(self, split: Split, begin: int, into: memoryview) -> None:
         """The bytes of the log from ``begin`` on, which lie in one segment."""
@@ -214,6 +233,21 @@ def _fitting(entries: Array, chunk_bytes: int, visible_end: int) -> int:
     return min(visible, max(1, int(np.searchsorted(np.cumsum(sizes), chunk_bytes, "right"))))
 
 
+def _cut(here: Array, low: int, high: int) -> list[int]:
+    """Bounds of the parts of [low, high); ``here[i]``: one ends behind number ``low + i``."""
+    return [low, *(np.flatnonzero(here) + low + 1).tolist(), high]
+
+
+def _apart(sizes: Array) -> tuple[memoryview, Array]:
+    """A ``Target`` of fresh memory. One block: the kernel hands out the pages of many small ones
+    one by one, which takes as long as filling them.
+    """
+    rooms = -(-sizes // ALIGNED) * ALIGNED
+    block = np.empty(int(rooms.sum()) + ALIGNED, np.uint8)
+    first = -(block.__array_interface__["data"][0] + HEADER_BYTES) % ALIGNED
+    return memoryview(block)[first:], np.cumsum(rooms) - rooms  # type: ignore[arg-type]
+
+
 def _check_all(good: Array, split: Split, first: int, offsets: Array) -> None:
     if not good.all():
         bad = int((~good).argmax())
@@ -224,9 +258,8 @@ def _check_all(good: Array, split: Split, first: int, offsets: Array) -> None:
         )
 
 
-def _sound(buffer: memoryview, offsets: Array, sizes: Array, rows: Array, split: Split) -> Array:
+def _sound(layout: RecordLayout, sizes: Array, offsets: Array, rows: Array, split: Split) -> Array:
     """Which records are the ones that the queue's entries promise."""
-    layout = RecordLayout(buffer, sizes)
     heads, topic = layout.heads, split.queue.topic.encode()
     sound: Array = (
         (heads["total"] == sizes)
@@ -238,5 +271,5 @@ def _sound(buffer: memoryview, offsets: Array, sizes: Array, rows: Array, split:
     sound &= (
         layout.bytes_at(layout.body_ends + 1, len(topic)) == np.frombuffer(topic, np.uint8)
     ).all(axis=1)
-    sound &= body_crcs(buffer, layout.body_begins, layout.body_ends) == heads["crc"]
+    sound &= body_crcs(layout.buffer, layout.body_begins, layout.body_ends) == heads["crc"]
     return sound

@@ -106,6 +106,16 @@ def test_values_of_a_get_lie_in_one_block_aligned_and_apart() -> None:
     assert all(np.array_equal(one, value + 1) for one, value in zip(found, values, strict=True))
 
 
+def test_a_piece_that_is_its_readers_own_is_the_value_itself_where_it_lies_aligned() -> None:
+    block = np.zeros(512, np.uint8)
+    first = -block.__array_interface__["data"][0] % 64
+    for at, writable, itself in ((first, True, True), (first, False, False), (first + 8, 1, False)):
+        piece = memoryview(block)[at : at + 80]
+        value = decode("array <i8 10", [piece if writable else piece.toreadonly()])
+        value += 1
+        assert np.shares_memory(value, block) == itself and value.flags.aligned
+
+
 def test_what_an_encoded_value_lies_in_is_kept_alive_by_its_column() -> None:
     def made() -> Encoded:
         return encode(np.full(1_000, 7, np.uint8))

@@ -280,6 +280,37 @@ def test_a_segment_of_another_size_is_a_typed_error() -> None:
         read(rig, a_split(rig))
 
 
+def test_apart_every_body_is_aligned_and_its_memory_nobody_elses() -> None:
+    rig = StoreRig()
+    lengths = (1, 700, 20_000, 64, 17_000, 17_000, 128, 0, 40_000, 5_000) * 3
+    sent = [bytes([number]) * max(1, length) for number, length in enumerate(lengths)]
+    for number in range(0, len(sent), 3):
+        rig.send(sent[number : number + 3], sequence=2 * number, topic="T0")
+        rig.send([b"between" * 5] * 2, sequence=2 * number + 1, topic="T1")
+    found: list[Any] = []
+    for chunk_bytes in (1, 60_000, 1 << 30):
+        before = len(found)
+        for first, layout in LocalSplitReader(rig.disk).read_apart(a_split(rig), chunk_bytes):
+            assert first == len(found) - before
+            ends = zip(layout.body_begins.tolist(), layout.body_ends.tolist(), strict=True)
+            found += [np.frombuffer(layout.buffer[begin:end], np.uint8) for begin, end in ends]
+    assert [bytes(body) for body in found] == sent * 3
+    assert not [body for body in found if body.__array_interface__["data"][0] % 64]
+    for body in found:
+        body += 100
+    assert all(body[0] == number % 30 + 100 for number, body in enumerate(found))
+
+
+@pytest.mark.parametrize("at", [3, 15, 27, 88, 500, TOPIC_AT + 1])
+def test_apart_nothing_that_is_damaged_is_handed_out_either(at: int) -> None:
+    rig = a_store()
+    flip_record(rig, 40, at)
+    chunks = LocalSplitReader(rig.disk).read_apart(a_split(rig, start=38), 1)
+    assert [next(chunks)[0] for _ in range(2)] == [38, 39]
+    with pytest.raises(StoreCorrupt, match="at offset 40 is damaged or missing"):
+        next(chunks)
+
+
 def test_the_reader_changes_nothing_on_disk() -> None:
     rig = a_store(5)
     writes = rig.disk.writes
