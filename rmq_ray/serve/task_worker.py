@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rmq_ray.client.pop.receipts import ReceivedMessage
+from rmq_ray.client.pop.receipts import ReceivedMessage, give_back_messages
 from rmq_ray.client.pop.simple_consumer import MESSAGES_MAX, SimpleConsumer
 from rmq_ray.client.push.listener_breaker import ListenerBreaker
 from rmq_ray.clock import Clock
@@ -288,9 +288,14 @@ class TaskWorker:
             self._give_back(left_over)
 
     def _give_back(self, left_over: list[Held]) -> None:
-        for held in left_over:
-            if self._claim(held):
-                self._settle(held, held.message.nack)
+        """All at once: a broker that is away is waited for once."""
+        claimed = [held for held in left_over if self._claim(held)]
+        try:
+            give_back_messages([held.message for held in claimed], wait=True)
+        except RmqError as error:
+            log.warning("%d tasks come again when their leases end: %s", len(claimed), error)
+        for held in claimed:
+            self._forget(held)
 
     def _take(self, count: int, wait_s: float) -> list[Held]:
         lease_s = self._settings.adapter.lease_s

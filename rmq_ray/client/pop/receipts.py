@@ -189,16 +189,26 @@ def ack_messages(messages: Iterable[ReceivedMessage], wait: bool) -> None:
         task.lease.done |= task.mask
 
 
-def give_back_messages(messages: Iterable[ReceivedMessage]) -> None:
-    """Nobody wants them: they come again at once, but for what was settled. Never raises."""
+def give_back_messages(messages: Iterable[ReceivedMessage], wait: bool = False) -> None:
+    """Nobody wants them: they come again at once, but for what was settled; that is no failed try.
+    Never raises, unless it is to ``wait`` for brokers' answers: then as ``ReceivedMessage.nack``.
+    """
     masks: dict[ClientLease, int] = {}
     for message in messages:
         masks[message._lease] = masks.get(message._lease, 0) | 1 << message._i
+    tasks = []
     for lease, mask in masks.items():
         left = mask & ~(lease.done | lease.returned)
         lease.returned |= left
         if left:
-            lease.settler.give_back_later((SettleTask(lease, Settle.CHANGE, left),))
+            tasks.append(SettleTask(lease, Settle.CHANGE, left))
+    if not tasks:
+        return
+    settler = tasks[0].lease.settler
+    if wait:
+        settler.settle(tasks)
+    else:
+        settler.give_back_later(tasks)
 
 
 def extend_messages(messages: Iterable[ReceivedMessage], invisible: float) -> None:

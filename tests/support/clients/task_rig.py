@@ -7,13 +7,14 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from ray.serve.schema import TaskProcessorConfig
 
 from rmq_ray.client.messages.listener import OrderlyContext
+from rmq_ray.client.pop.receipts import ClientLease, SettleTask
 from rmq_ray.clock import ManualClock
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.serve.handlers import TaskHandlers
@@ -30,7 +31,9 @@ _numbers = itertools.count()
 
 @dataclass
 class TaskMessage:
-    """One task as it was received. ``settled``: what was said of it."""
+    """One task as it was received. ``settled``: what was said of it. ``away``: what its broker
+    raises instead of taking it back.
+    """
 
     name: str
     number: int = 0
@@ -40,6 +43,8 @@ class TaskMessage:
     all_properties: dict[str, str] = field(default_factory=dict)
     message_id: str = field(default_factory=lambda: f"message {next(_numbers)}")
     settled: list[str] = field(default_factory=list)
+    away: Exception | None = None
+    _i: int = 0
 
     @property
     def keys(self) -> list[str]:
@@ -48,6 +53,17 @@ class TaskMessage:
     @property
     def body(self) -> bytes:
         return encode_task(Task(self.keys[0], self.name, (), {}, self.born_ms), False)
+
+    @property
+    def _lease(self) -> ClientLease:
+        return ClientLease("b", "t", self.queue_id, self.number, 1, 0, cast(Any, self))
+
+    def settle(self, tasks: Sequence[SettleTask]) -> None:
+        """All that are given back at once, by the first one's lease."""
+        if self.away is not None:
+            raise self.away
+        for task in tasks:
+            cast(TaskMessage, task.lease.settler).settled.append("given back")
 
     def nack(self, delay: float = 0.0) -> None:
         self.settled.append(f"again in {delay:g} s")

@@ -11,6 +11,7 @@ import pytest
 
 from rmq_ray.client.consumer.key_limits import KeyLimits
 from rmq_ray.clock import ManualClock
+from rmq_ray.errors import RequestTimeout
 from rmq_ray.serve.task_codec import Status
 from rmq_ray.serve.task_limiter import WAITING_MAX, TaskLimiter
 from tests.support.clients.task_rig import BREAKER, PAUSE_MS, TaskRig
@@ -135,7 +136,7 @@ def test_a_worker_that_stops_gives_back_at_once_what_waits_for_its_key() -> None
     def stops() -> None:
         rig.step()
         stopping.start()
-        eventually(lambda: [task.settled for task in waiting] == [["again in 0 s"]] * 2)
+        eventually(lambda: [task.settled for task in waiting] == [["given back"]] * 2)
         assert running.settled == []
 
     rig.during = stops
@@ -143,6 +144,23 @@ def test_a_worker_that_stops_gives_back_at_once_what_waits_for_its_key() -> None
     assert rig.tasks._next() is None
     stopping.join(60)
     assert stopped == [True] and running.settled == ["done"] and rig.runs == 2
+
+
+def test_a_worker_that_stops_waits_once_for_a_broker_that_is_away(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rig = limited(rate=0.01)
+    first, *waiting = rig.put("calls", 4)
+    rig.step()
+    rig.tasks._held.update(found := rig.tasks._take(3, 0.0))
+    rig.tasks._ready.extend(found)
+    assert rig.tasks._begin_first() is None and waits(rig) == 3
+    for task in waiting:
+        task.away = RequestTimeout("no answer")
+    assert rig.tasks.stop(0.0)
+    assert first.settled == ["done"] and [task.settled for task in waiting] == [[], [], []]
+    (said,) = caplog.messages
+    assert said == "3 tasks come again when their leases end: no answer"
 
 
 def test_what_is_taken_while_it_stops_does_not_wait_either() -> None:
@@ -153,7 +171,7 @@ def test_what_is_taken_while_it_stops_does_not_wait_either() -> None:
     rig.tasks._ready.extend(found)
     rig.tasks._stop.set()
     assert rig.tasks._next() is None
-    assert (first.settled, late.settled) == (["done"], ["again in 0 s"])
+    assert (first.settled, late.settled) == (["done"], ["given back"])
 
 
 def test_a_task_that_is_cancelled_while_it_waits_does_not_wait_for_its_turn() -> None:

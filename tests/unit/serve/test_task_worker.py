@@ -104,7 +104,7 @@ def test_a_worker_that_stops_gives_back_what_waits_and_calls_nobody() -> None:
     while (held := rig.tasks._next()) is not None:
         rig.tasks._run(held)
     assert rig.runs == runs and rig.tasks.stop(0.0)
-    assert [message.settled for message in waiting[3:]] == [["again in 0 s"]] * 2
+    assert [message.settled for message in waiting[3:]] == [["given back"]] * 2
 
 
 def test_a_task_that_is_cancelled_while_it_waits_does_not_begin() -> None:
