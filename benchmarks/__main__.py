@@ -42,8 +42,14 @@ from benchmarks import (
     ways,
 )
 from benchmarks.kafka_peer import KAFKA
-from benchmarks.python_peers import turns
-from benchmarks.report import around_section, circumstances, write_report, write_section
+from benchmarks.python_peers import rows, turns
+from benchmarks.report import (
+    TITLE,
+    around_section,
+    circumstances,
+    write_report,
+    write_section,
+)
 from benchmarks.scene import SECONDS, scene
 
 PARTS = {
@@ -135,7 +141,8 @@ def main() -> int:
             parser.error(f"unknown benchmark {name!r}; there are {', '.join(PARTS)}")
     if arguments.report:
         try:
-            around_section(arguments.report)
+            for title in (TITLE, rows.TITLE):
+                around_section(arguments.report, title)
         except (OSError, ValueError) as error:
             parser.error(str(error))
     began = circumstances(sys.argv[1:])
