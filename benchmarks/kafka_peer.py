@@ -16,7 +16,6 @@ import argparse
 import fcntl
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -28,11 +27,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.settle import settle
+from tools.servers import free_ports, serving
 
 KAFKA = "4.4.0"
 PROJECT = Path(__file__).resolve().parents[1] / "interop" / "kafka"
 SPARK_PROJECT = PROJECT.parent / "kafka-spark"
-BUILD_TIMEOUT_S, START_TIMEOUT_S, RUN_TIMEOUT_S = 540, 60.0, 300
+BUILD_TIMEOUT_S, RUN_TIMEOUT_S = 540, 300
 BENCHES = {"kafka_100": (100, 2_000_000), "kafka_1k": (1_024, 500_000)}
 """Bytes of a body, messages of a round at full length."""
 SHIPPED_FLAGS = (
@@ -70,18 +70,9 @@ def class_path(project: Path = PROJECT) -> str:
     return found.read_text().strip()
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
 @contextmanager
 def broker(directory: Path) -> Iterator[str]:
-    """A formatted, started node until the block ends; its address. Killed by its process id."""
+    """A formatted, started node until the block ends; its address."""
     port, controller = free_ports(2)
     settings = directory / "server.properties"
     settings.write_text(
@@ -103,27 +94,9 @@ def broker(directory: Path) -> Iterator[str]:
         str(settings),
     ]
     subprocess.run(format_it, check=True, timeout=60, stdout=subprocess.DEVNULL)
-    node = subprocess.Popen(
-        [*java, "kafka.Kafka", str(settings)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-    )
-    try:
-        wait_for_port(port, node)
+    node = [*java, "kafka.Kafka", str(settings)]
+    with serving(port, node, stdout=subprocess.DEVNULL):
         yield f"127.0.0.1:{port}"
-    finally:
-        node.kill()
-        node.wait(30)
-
-
-def wait_for_port(port: int, node: subprocess.Popen[bytes]) -> None:
-    """Until the node listens; raises when it ended or takes too long."""
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline and node.poll() is None:
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-            return
-        except OSError:
-            time.sleep(0.2)
-    raise RuntimeError(f"nothing listens on port {port} (exit code {node.poll()})")
 
 
 def produce(address: str, name: str, scale: float) -> dict[str, Any]:

@@ -49,17 +49,22 @@ served.
 | OrderMsgBroadCastIT | RocketMQ itself leaves it out (`@Ignore`) |
 | DLedgerProduceAndConsumeIT | starts Apache's brokers with its own replicated log |
 
-Two of the classes have a race of their own and run when nothing else does:
+Three of the classes can fail on a busy machine although the brokers did nothing wrong. They run
+when nothing else does:
 
-- BroadCastNormalMsgRecvFailIT failed three times beside other JVMs (of 16 messages one did not
-  come). It sends as soon as its consumers have begun, and a consumer receives what is stored after
-  it has asked each queue for its end. RocketMQ's later sources leave that test out (`@Ignore`).
-  Alone it passed 20 of 20 times beside two busy loops. Against Apache's own brokers it passed 20 of
-  20 times on an idle machine, and 20 of 20 beside four busy loops
+- BroadCastNormalMsgRecvFailIT sends as soon as its consumers are started. A consumer of a new
+  broadcasting group begins at the end of each queue, which it asks for after its start: what is
+  stored before it has asked does not come to it. Beside other JVMs the test failed three times
+  (one of 16 messages did not come). RocketMQ's later sources leave it out (`@Ignore`). With no
+  other JVM it passed 20 of 20 times beside two busy loops. Against Apache's own brokers it passed
+  20 of 20 times on an idle machine, and 20 of 20 beside four busy loops
   (`python -m tools.rocketmq_tests BroadCastNormalMsgRecvFailIT --times 20`).
-- NormalMsgTwoSameGroupConsumerIT failed once, where one send of RocketMQ's client took more than
-  its 3 s beside some fifty runnable threads. Against Apache's own brokers it passed 20 of 20 times
-  beside four busy loops.
+- NormalMsgDelayIT demands that a listener has each message within 500 ms of its time, by the clock
+  of the test's own JVM. Beside other JVMs `testDelayLevel1` failed once ("Timer is not correct").
+  Against Apache's own brokers each of its four tests passed 4 of 4 times beside two busy loops.
+- NormalMsgTwoSameGroupConsumerIT sends with the 3 s that RocketMQ's client gives a send by default.
+  It failed once, where a send took longer beside some fifty runnable threads. Against Apache's own
+  brokers it passed 20 of 20 times beside four busy loops.
 
 RocketMQ 5 does not publish the classes of its integration tests (`rocketmq-test`, classifier
 `tests`).

@@ -6,18 +6,15 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from tools.debian import unpacked
-from tools.interop import ToolMissing
+from tools.servers import free_ports, serving
 
 PACKAGES = ("redis-server", "redis-tools", "libjemalloc2", "liblzf1")
-START_S = 10.0
 EVERY_SECOND = ("--appendonly", "yes", "--appendfsync", "everysec", "--save", "")
 """Each write is appended to a file before it is answered, which is synced every second, as Redis
 advises.
@@ -39,27 +36,9 @@ def redis_server(directory: Path, keeping: Sequence[str] = EVERY_SECOND) -> Iter
         environment["LD_LIBRARY_PATH"] = str(
             found / "usr" / "lib" / f"{os.uname().machine}-linux-gnu"
         )
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     directory.mkdir(parents=True, exist_ok=True)
     options = ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(directory)]
     command = [program, *options, *keeping]
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
-    try:
-        _wait_for(port, process)
+    with serving(port, command, env=environment, stdout=subprocess.DEVNULL):
         yield f"redis://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(START_S)
-
-
-def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
-    end = time.monotonic() + START_S
-    while process.poll() is None and time.monotonic() < end:
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-            return
-        except OSError:
-            time.sleep(0.05)
-    raise ToolMissing(f"redis-server did not start (exit code {process.poll()})")

@@ -1,5 +1,5 @@
 """Runs RocketMQ's own integration tests, which tests/interop runs against this project, against
-Apache's brokers: which of them lose a race of their own there, too?
+Apache's brokers: which of them fail there, too?
 
     python -m tools.rocketmq_tests CLASS... [--times 20]
 

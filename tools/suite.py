@@ -12,8 +12,7 @@
             whole     e2e: whole clusters
     calm    jobs      ray, marked calm: needs a core    beside each other
             hosts     e2e, marked calm                  to itself
-    alone   alone     marked alone: a clock judges,     nothing else runs on the machine
-                      or a race of RocketMQ's own
+    alone   alone     marked alone: a clock judges      nothing else runs on the machine
     again   again     what failed in a heavy lane       the same
 
 A phase follows the one before it. The lanes of a phase run at the same time in tracks (``PHASES``),
@@ -30,13 +29,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,6 +50,10 @@ FLAKY_MAX = 3
 AGAIN_MAX = 12
 """More failures than this are no accident: nothing runs again."""
 NO_TESTS = 5  # pytest's exit code
+PREPARING = (sys.executable, "-m", "tools.transfer_queue")
+"""Makes an environment for tests of the lane jobs, in minutes where it is downloaded: it goes on
+beside the lanes before that one, and who needs the environment waits for its end.
+"""
 TOLD_EVERY_S = 60
 
 
@@ -114,7 +119,7 @@ def main(arguments: Sequence[str]) -> int:
     if strange:
         print(f"no lane runs tests/{', tests/'.join(sorted(strange))}: name it in tools/suite.py")
         return 1
-    with leftovers.own_directory() as here:
+    with leftovers.own_directory() as here, nullcontext() if arguments else preparing():
         runs = run_phase(LIGHT, arguments)
         second = None
         if not any(found.failed or found.broken for found in runs.values()):
@@ -128,6 +133,29 @@ def main(arguments: Sequence[str]) -> int:
         tell(runs, second, verdict)
         here.green = verdict.green
     return 0 if verdict.green else 1
+
+
+@contextmanager
+def preparing(command: Sequence[str] = PREPARING) -> Iterator[None]:
+    """A program goes on beside the block with what nobody else computes; it ends with the block at
+    the latest. Where it fails, the tests that need what it makes say why.
+    """
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with (BUILD / "preparing.log").open("wb") as output:
+        program = subprocess.Popen(
+            ["nice", "-n", "19", *command],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(program.pid, signal.SIGKILL)
+        program.wait()
 
 
 def run_phase(phase: Sequence[Track], arguments: Sequence[str]) -> dict[str, Run]:

@@ -2,7 +2,7 @@
 the tested window.
 
     python -m tools.window                        every environment of WINDOW and SPARKS
-    python -m tools.window 3.11/2.50.0 [...]      these only; spark/4.0.1 is one
+    python -m tools.window 3.11/2.50.0 [...]      these only; spark/4.0.1 is one, of a Spark
 
 Each environment of a Ray has this project's wheel with the extra ``data``, that Ray, and what the
 tests need; one of a Spark has pyspark alone, and the test runs here. They lie in ``build/window``
@@ -98,9 +98,9 @@ SMOKE = {
 """By file of tests/ray."""
 
 
-def node_ids(of_each: int | None = None) -> list[str]:
-    """Of pytest; ``of_each``: so many of each file, None = all."""
-    return [f"tests/ray/{file}.py::{test}" for file in SMOKE for test in SMOKE[file][:of_each]]
+def node_ids() -> list[str]:
+    """Of the smoke, as pytest names them."""
+    return [f"tests/ray/{file}.py::{test}" for file in SMOKE for test in SMOKE[file]]
 
 
 def python_of(version: str) -> str | None:
@@ -165,20 +165,28 @@ def tables_in_spark(version: str) -> dict[str, object]:
     need = f"pyspark=={version}"
     directory = ENVIRONMENTS / f"spark-{version}"
     python = _made(sys.executable, directory, need.encode(), lambda: [need])
-    os.environ |= {"RMQ_RAY_SPARK_PYTHON": str(python), "RMQ_RAY_JAVA_REQUIRED": "1"}
-    return run_tests(sys.executable, f"spark-{version}", [SPARK_TESTS])
+    told = run_tests(
+        sys.executable,
+        f"spark-{version}",
+        [SPARK_TESTS],
+        RMQ_RAY_SPARK_PYTHON=str(python),
+        RMQ_RAY_JAVA_REQUIRED="1",
+    )
+    return told | {"with": _iceberg()}
 
 
-def smoke(version: str, ray: str, tests: Sequence[str]) -> dict[str, object]:
+def smoke(version: str, ray: str) -> dict[str, object]:
     """How the tests ended there: ``passed``, ``failed`` (names) and ``with`` (what it ran with)."""
     python = environment(version, ray)
     if python is None:
         return {"passed": 0, "failed": [ABSENT], "with": ""}
-    return run_tests(python, f"{version}-{ray}", tests) | {"with": _versions(python)}
+    return run_tests(python, f"{version}-{ray}", node_ids()) | {"with": _versions(python)}
 
 
-def run_tests(python: Path | str, name: str, tests: Sequence[str]) -> dict[str, object]:
-    """``passed`` and ``failed`` of ``smoke``."""
+def run_tests(
+    python: Path | str, name: str, tests: Sequence[str], **environment: str
+) -> dict[str, object]:
+    """``passed`` and ``failed`` of ``smoke``; ``environment``: what the tests have besides ours."""
     told = ENVIRONMENTS / f"{name}.jsonl"
     told.unlink(missing_ok=True)
     # a warning of another Ray is no fault of ours
@@ -187,7 +195,7 @@ def run_tests(python: Path | str, name: str, tests: Sequence[str]) -> dict[str, 
     subprocess.run(
         command,
         cwd=ROOT,
-        env=os.environ | {"RMQ_RAY_OUTCOMES": str(told)},
+        env=os.environ | environment | {"RMQ_RAY_OUTCOMES": str(told)},
         check=False,
         timeout=SMOKE_S,
     )
@@ -204,6 +212,13 @@ def _versions(python: Path) -> str:
     asked = "import numpy, platform, pyarrow; print(f'Python {platform.python_version()}, "
     asked += "pyarrow {pyarrow.__version__}, numpy {numpy.__version__}')"
     return _run([str(python), "-c", asked]).strip()
+
+
+def _iceberg() -> str:
+    """The package of Iceberg for Spark that the job of these tests names."""
+    from examples.nightly_spark import PACKAGES
+
+    return f"iceberg-spark-runtime {PACKAGES.split(',')[0].rpartition(':')[2]}"
 
 
 def _run(command: Sequence[str]) -> str:
@@ -232,11 +247,8 @@ def main(arguments: Sequence[str]) -> int:
     ended = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
     with leftovers.own_directory() as here:
         for name in chosen:
-            version, _, ray = name.partition("/")
-            if name in SPARKS:
-                ended[name] = tables_in_spark(ray) | {"with": "iceberg-spark-runtime 1.10.0"}
-            else:
-                ended[name] = smoke(version, ray, node_ids())
+            first, _, second = name.partition("/")
+            ended[name] = tables_in_spark(second) if first == "spark" else smoke(first, second)
             print(f"{name}: {json.dumps(ended[name])}", flush=True)
         here.green = not any(ended[name]["failed"] for name in chosen)
     text = json.dumps(dict(sorted(ended.items())), indent=1)

@@ -1,4 +1,4 @@
-"""The peers' servers on loopback, in a directory of the run; ended by their process ids.
+"""The peers' servers on loopback, in a directory of the run.
 
 What cannot be had on a machine is ``Missing``, with the reason; the others run.
 """
@@ -15,9 +15,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kafka_peer import KAFKA, broker, free_ports, wait_for_port
+from benchmarks.kafka_peer import KAFKA, broker
 from tools.interop import ROOT, ToolMissing
 from tools.redis import AS_IT_COMES, EVERY_SECOND, EVERY_WRITE, redis_server
+from tools.servers import free_ports, serving
 
 NATS_MODULE, NATS_VERSION = "github.com/nats-io/nats-server/v2", "v2.15.2"
 BUILD = ROOT / "build" / "peers"
@@ -85,15 +86,8 @@ def nats_server(program: Path, directory: Path, setting: str) -> Iterator[str]:
     settings.write_text(
         f'listen: "127.0.0.1:{port}"\njetstream {{\n  store_dir: "{directory}"\n  {setting}\n}}\n'
     )
-    server = subprocess.Popen(
-        [program, "-c", settings], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        wait_for_port(port, server)
+    with serving(port, [program, "-c", settings], stderr=subprocess.DEVNULL):
         yield f"nats://127.0.0.1:{port}"
-    finally:
-        server.kill()
-        server.wait(30)
 
 
 @contextmanager

@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 import ray
 import ray.exceptions
 import ray.util.client
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rmq_ray.actors import names, placement, ray_versions
 from rmq_ray.actors.placement import Node
@@ -170,7 +169,7 @@ def create(
     if resource is None and near is not None:
         there = next((node.id for node in nodes() if node.offers(near)), None)
         if there is not None:
-            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(there, soft=True)
+            options |= ray_versions.preferring(there)
     return ray.remote(shell).options(**options, **placement.at(resource)).remote(*arguments)
 
 

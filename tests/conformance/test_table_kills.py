@@ -19,6 +19,7 @@ from rmq_ray.client.admin.admin import Admin
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.table.rules import TableSpec
 from tests.support.brokers.live_cluster import CLUSTER, SECRET, LiveCluster
+from tests.support.tables.table_rig import rows_in
 
 TOPIC, EACH = "killed", 12
 PROGRAM = "tests.support.tables.killed_archivist"
@@ -60,7 +61,7 @@ def by_glob(folder: Path) -> list[tuple[int, int, bytes]]:
     return [
         row
         for part in ("day=*/*.parquet", "_rejected/day=*/*.parquet")
-        for row in rows(ds.dataset(sorted(map(str, folder.glob(part)))).to_table())
+        for row in rows_in(ds.dataset(sorted(map(str, folder.glob(part)))).to_table())
     ]
 
 
@@ -70,15 +71,10 @@ def by_catalog(folder: Path) -> list[tuple[int, int, bytes]]:
     found = [
         row
         for name in (TOPIC, f"{TOPIC}__rejected")
-        for row in rows(catalog.load_table(("default", name)).scan().to_arrow())
+        for row in rows_in(catalog.load_table(("default", name)).scan().to_arrow())
     ]
     catalog.engine.dispose()
     return found
-
-
-def rows(table: Any) -> list[tuple[int, int, bytes]]:
-    columns = [table.column(one).to_pylist() for one in ("queue_id", "queue_offset", "body")]
-    return list(zip(*columns, strict=True))
 
 
 @pytest.mark.parametrize("read", [by_glob, by_catalog], ids=["parquet", "iceberg"])

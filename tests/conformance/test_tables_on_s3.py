@@ -30,7 +30,7 @@ from rmq_ray.table.iceberg import ORPHAN_MS, IcebergTable
 from rmq_ray.table.manifest import ManifestTable
 from rmq_ray.table.rules import TableSpec
 from rmq_ray.table.storage import Storage
-from tests.support.tables.table_rig import START_MS, TOPIC, MemoryTopic, expected_rows
+from tests.support.tables.table_rig import START_MS, TOPIC, MemoryTopic, expected_rows, rows_in
 
 BUCKET = "lake"
 LEFT = "broker-a-0001-00000000000000000009-e1-g000001-dead.parquet"
@@ -104,9 +104,7 @@ def rows(location: str) -> list[tuple[int, int, bytes]]:
         for one in found.get_file_info(fs.FileSelector(path, recursive=True))
         if "/day=" in one.path and one.type == fs.FileType.File
     ]
-    table = ds.dataset(days, filesystem=found, format="parquet").to_table()
-    columns = [table.column(one).to_pylist() for one in ("queue_id", "queue_offset", "body")]
-    return sorted(zip(*columns, strict=True))
+    return rows_in(ds.dataset(days, filesystem=found, format="parquet").to_table())
 
 
 def test_rows_are_in_the_bucket_once_and_a_new_committer_goes_on(s3: Any) -> None:
@@ -246,9 +244,7 @@ def by_pyiceberg(spec: TableSpec) -> list[tuple[int, int, bytes]]:
     """As pyiceberg reads them, which knows the catalog's properties and nothing of us."""
     properties = dict(spec.catalog)
     catalog = load_catalog(properties.pop("name"), **properties)
-    table = catalog.load_table(("shop", TOPIC)).scan().to_arrow()
-    columns = [table.column(one).to_pylist() for one in ("queue_id", "queue_offset", "body")]
-    return sorted(zip(*columns, strict=True))
+    return rows_in(catalog.load_table(("shop", TOPIC)).scan().to_arrow())
 
 
 def test_rows_of_an_iceberg_table_are_there_once_and_a_new_committer_goes_on(

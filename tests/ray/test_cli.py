@@ -425,6 +425,7 @@ def alone() -> Iterator[tuple[Program, Path, int]]:
 
 
 @pytest.mark.slow
+@pytest.mark.calm  # Ray gives a head half a minute to start
 @pytest.mark.timeout(900)
 def test_an_up_that_fails_stops_the_head_that_it_started(
     alone: tuple[Program, Path, int],
@@ -439,6 +440,7 @@ def test_an_up_that_fails_stops_the_head_that_it_started(
 
 
 @pytest.mark.slow
+@pytest.mark.calm
 @pytest.mark.timeout(900)
 def test_up_starts_ray_and_the_cluster_and_down_stops_exactly_these(
     alone: tuple[Program, Path, int],

@@ -62,6 +62,8 @@ def main(directory: Path) -> dict[str, Any]:
     app = rmq.consumer(topic, group="billing", batch_size=32, start_from="first")(bill)
     workers = app.deploy(2, num_cpus=1)
     found: dict[str, Any] = {"held": [ray.cluster_resources(), ray.available_resources()]}
+    (raylet,) = going.all_processes["raylet"]
+    found["beside"] = f"PPid:\t{raylet.process.pid}\n" in Path(f"/proc/{first}/status").read_text()
     with Numbered(mq, topic) as sender:
         words = ["--address", nodes.address, "--format", "json", "node", "drain", going.node_id]
         done = CliRunner().invoke(commands, words)
@@ -69,7 +71,8 @@ def main(directory: Path) -> dict[str, Any]:
         sender.goes_on()
         found["away"] = [row["state"] for row in mq.replicas()]
         nodes.remove_node(going)
-        eventually(lambda: archivist(mq, topic) not in (0, first), 60, every_s=0.25)
+        eventually(lambda: going.node_id not in {node.id for node in gateway.nodes()}, every_s=0.25)
+        eventually(lambda: archivist(mq, topic) not in (0, first), every_s=0.25)
         found["flushed"] = sum(of_broker_a(mq.tables.flush(topic)).values())
         nodes.add_node(num_cpus=1, resources={"disk_a": 1})
         eventually(lambda: all(row["in_sync"] for row in mq.replicas()), 60, every_s=0.25)
@@ -131,6 +134,7 @@ def test_a_node_is_drained_under_load_and_another_one_takes_its_place(tmp_path: 
     everything, free = found["held"]
     assert free["disk_a"] < everything["disk_a"], "brokers hold some of their node"
     assert free["memory"] < everything["memory"], "by a label, too"
+    assert found["beside"], "the archivist begins where the first broker is"
     assert found["code"] == 0, found["said"]
     states = {row["part"]: row["state"] for row in json.loads(found["drained"])}
     assert states == {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from tools.suite import (
     Run,
     judge,
     outcomes,
+    preparing,
     read,
     run,
     to_run_again,
@@ -146,3 +148,13 @@ def test_a_run_is_read_from_what_its_own_pytest_wrote(capfd: pytest.CaptureFixtu
     found = run(lane, ["tests/unit/test_suite.py", "-q", "-k", "one_chance"])
     assert found.outcomes == {"passed": 1} and found.seconds > 0 and len(outcomes(lane)) == 1
     assert "1 passed" in capfd.readouterr().out
+
+
+def test_what_is_prepared_beside_the_lanes_ends_with_them(tmp_path: Path) -> None:
+    held = tmp_path / "held"
+    os.mkfifo(held)
+    with preparing(("sh", "-c", f"(echo begun; exec sleep 600) > {held}; true")):
+        reader = held.open("rb")
+        assert reader.readline() == b"begun\n"
+    with reader:
+        assert reader.read() == b"", "nobody has it open to write"

@@ -140,17 +140,18 @@ def archivist_at(
 
 def rows_of(paths: list[Path]) -> list[tuple[int, int, bytes]]:
     """(queue, offset, body) of Parquet files, sorted: repeats would show."""
-    found = []
-    for path in paths:
-        table = pq.read_table(path, partitioning=None)
-        columns = [table.column(name).to_pylist() for name in ("queue_id", "queue_offset", "body")]
-        found += list(zip(*columns, strict=True))
-    return sorted(found)
+    return sorted(row for path in paths for row in rows_in(pq.read_table(path, partitioning=None)))
 
 
 def glob_rows(folder: Path) -> list[tuple[int, int, bytes]]:
     """What a reader without our code sees."""
     return rows_of(sorted(folder.glob("day=*/*.parquet")))
+
+
+def rows_in(table: Any) -> list[tuple[int, int, bytes]]:
+    """(queue, offset, body) of an Arrow table, sorted."""
+    columns = [table.column(name).to_pylist() for name in ("queue_id", "queue_offset", "body")]
+    return sorted(zip(*columns, strict=True))
 
 
 def expected_rows(topic: MemoryTopic) -> list[tuple[int, int, bytes]]:

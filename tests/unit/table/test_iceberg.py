@@ -33,6 +33,7 @@ from tests.support.tables.table_rig import (
     Killed,
     MemoryTopic,
     expected_rows,
+    rows_in,
     spec_at,
 )
 
@@ -77,9 +78,7 @@ def archivist(spec: TableSpec, topic: MemoryTopic, catalog: Any, writer: str) ->
 
 
 def rows(catalog: Any, name: str = TOPIC) -> list[tuple[int, int, bytes]]:
-    table = catalog.load_table(("default", name)).scan().to_arrow()
-    columns = [table.column(one).to_pylist() for one in ("queue_id", "queue_offset", "body")]
-    return sorted(zip(*columns, strict=True))
+    return rows_in(catalog.load_table(("default", name)).scan().to_arrow())
 
 
 def filled(count: int = 40) -> MemoryTopic:

@@ -29,6 +29,18 @@ def nothing() -> tuple[dict[str, TopicConfig], DataVersion]:
     return {}, DataVersion()
 
 
+def registering(*addresses: str, period_ms: int = DEFAULT_MS) -> BrokerRegistration:
+    """Of a broker without topics, with name servers at these addresses."""
+    return BrokerRegistration(
+        Identity("broker-a", 0, "c", boot_ms=0),
+        NameServers(addresses, None, RemotingLimits(), period_ms),
+        SYSTEM_CLOCK,
+        nothing,
+        print,
+        print,
+    )
+
+
 def pauses(monkeypatch: pytest.MonkeyPatch, period_ms: int, turns: list[Turn]) -> list[float]:
     """Seconds that the broker would wait after each turn, a turn being one registration: what
     ``turns`` do in its place.
@@ -37,14 +49,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch, period_ms: int, turns: list[Turn]) -
 
     async def story() -> None:
         done = asyncio.Event()
-        told = BrokerRegistration(
-            Identity("broker-a", 0, "c", boot_ms=0),
-            NameServers(("127.0.0.1:9",), None, RemotingLimits(), period_ms),
-            SYSTEM_CLOCK,
-            nothing,
-            print,
-            print,
-        )
+        told = registering("127.0.0.1:9", period_ms=period_ms)
         left = iter(turns)
 
         async def register(_server: object, _body: bytes) -> None:
@@ -113,14 +118,7 @@ def test_a_registration_that_failed_comes_again_within_a_quarter_of_a_second(
 
 def test_a_changed_topic_is_told_without_waiting_for_the_next_turn() -> None:
     async def story() -> int:
-        told = BrokerRegistration(
-            Identity("broker-a", 0, "c", boot_ms=0),
-            NameServers(("127.0.0.1:9",), None, RemotingLimits(), DEFAULT_MS),
-            SYSTEM_CLOCK,
-            nothing,
-            print,
-            print,
-        )
+        told = registering("127.0.0.1:9")
         turns, again = 0, asyncio.Event()
 
         async def register(_server: object, _body: bytes) -> None:
@@ -148,14 +146,7 @@ class TwoNameServers:
     def __init__(self, away: bool = False) -> None:
         self.takes = {port: asyncio.Event() for port in (1, 2)}
         self._away = away
-        self.told = BrokerRegistration(
-            Identity("broker-a", 0, "c", boot_ms=0),
-            NameServers(("127.0.0.1:1", "127.0.0.1:2"), None, RemotingLimits(), DEFAULT_MS),
-            SYSTEM_CLOCK,
-            nothing,
-            print,
-            print,
-        )
+        self.told = registering("127.0.0.1:1", "127.0.0.1:2")
         self.told._register = self._register  # type: ignore[method-assign]
 
     async def _register(self, server: Any, _body: bytes) -> None:
