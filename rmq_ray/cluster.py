@@ -490,9 +490,7 @@ def _start_new(
 
 
 def _start_tables(name: str) -> None:
-    """Of a cluster that starts: go on with the tables that it had. They never keep it from
-    starting.
-    """
+    """A cluster that starts goes on with the tables that it had; they never keep it from that."""
     try:
         if TableRegistry(RayDiscovery(name)).all():
             Cluster(name).tables.start_all()

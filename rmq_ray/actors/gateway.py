@@ -166,11 +166,14 @@ def create(
         "max_task_retries": 0,
         "max_concurrency": group,
     }
+    return ray.remote(shell).options(**options, **_place(resource, near)).remote(*arguments)
+
+
+def _place(resource: str | None, near: str | None) -> dict[str, Any]:
     if resource is None and near is not None:
         there = next((node.id for node in nodes() if node.offers(near)), None)
-        if there is not None:
-            options |= ray_versions.preferring(there)
-    return ray.remote(shell).options(**options, **placement.at(resource)).remote(*arguments)
+        return {} if there is None else ray_versions.preferring(there)
+    return placement.at(resource)
 
 
 @client_connected()
@@ -597,17 +600,17 @@ def run_on(
     function: Callable[..., T],
     arguments: tuple[Any, ...],
     *,
+    near: str | None = None,
     timeout_s: float,
 ) -> T:
-    """Call a function once, on the node that offers this resource (None = any); our errors come
-    through, Ray's as ``ClusterError``.
+    """Call a function once, on the node that offers this resource (None = any; ``near``: as of
+    ``create``); our errors come through, Ray's as ``ClusterError``.
     """
-    options: dict[str, Any] = {"num_cpus": 0, "max_retries": 0, **placement.at(resource)}
-    what = f"{function.__name__} on the node with {resource!r}"
+    options: dict[str, Any] = {"num_cpus": 0, "max_retries": 0, **_place(resource, near)}
+    what = f"{function.__name__} on the node with {resource or near!r}"
+    reference = ray.remote(function).options(**options).remote(*arguments)
     try:
-        found: T = ray.get(
-            ray.remote(function).options(**options).remote(*arguments), timeout=timeout_s
-        )
+        found: T = ray.get(reference, timeout=timeout_s)
     except ray.exceptions.GetTimeoutError:
         raise ClusterError(
             f"{what} did not end within {timeout_s:.0f} s; does the node live, and answers "
@@ -627,12 +630,16 @@ def run_on(
 
 @client_connected()
 def run_each(
-    function: Callable[..., T], each: Sequence[tuple[Any, ...]], *, timeout_s: float
+    function: Callable[..., T],
+    each: Sequence[tuple[Any, ...]],
+    *,
+    resource: str | None = None,
+    timeout_s: float,
 ) -> list[T]:
-    """Call a function once for each of these arguments, as tasks of one CPU wherever there is one;
-    the results in their order. Our errors come through, Ray's as ``ClusterError``.
+    """Call a function once for each of these arguments, as tasks of one CPU at this resource (None
+    = anywhere); the results in their order. Our errors come through, Ray's as ``ClusterError``.
     """
-    task = ray.remote(function).options(num_cpus=1, max_retries=0)
+    task = ray.remote(function).options(num_cpus=1, max_retries=0, **placement.at(resource))
     references = [task.remote(*arguments) for arguments in each]
     return [_result(reference, function.__name__, timeout_s) for reference in references]
 

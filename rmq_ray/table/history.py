@@ -16,26 +16,18 @@ cannot be read.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
-
-import pyarrow as pa
-import pyarrow.dataset as ds
 
 from rmq_ray.client.scan.batch_planner import BatchLimits, BatchPlanner, KnowsBrokers
 from rmq_ray.client.scan.scan_plan import ScanPlan
 from rmq_ray.client.scan.topic_state import Bounds, State
 from rmq_ray.errors import RmqError
-from rmq_ray.model.arrow import SCHEMA, TIME
-from rmq_ray.model.ids import MessageQueue
 from rmq_ray.ports import Discovery
 from rmq_ray.protocol.scan.scan_positions import normal
 from rmq_ray.protocol.scan.stream_offsets import StreamPosition
 from rmq_ray.table.actor import open_target
-from rmq_ray.table.data_files import read_files
+from rmq_ray.table.as_of import TopicTimes
 from rmq_ray.table.reading import TablePiece, check_source, pieces_of, table_of
 from rmq_ray.table.rules import Gap, Offsets, Ranges
-
-_PLACE = ["broker", "queue_id", "queue_offset"]
 
 
 class TopicHistory:
@@ -49,7 +41,7 @@ class TopicHistory:
         topic: str,
         cut_to: Callable[[Offsets, Mapping[str, int]], Offsets],
     ) -> None:
-        self._topic, self._cut_to = topic, cut_to
+        self._discovery, self._topic, self._cut_to = discovery, topic, cut_to
         self._spec = table_of(discovery, topic)
         self._target = open_target(self._spec)
         self._lows: Offsets | None = None
@@ -89,18 +81,11 @@ class TopicHistory:
         rest = {queue: (low, high) for queue, (low, high) in rest.items() if low < high}
         return pieces_of(self._spec, self._files, mine), rest, gaps
 
-    def offsets_at(self, at_ms: int, of_log: Mapping[MessageQueue, int], log: State) -> Offsets:
-        """The first row stored at a time or later, of every queue. ``of_log``: what brokers say;
-        it counts where it lies behind the oldest message of the log.
-        """
-        found = dict(of_log)
-        earlier = self._first_from(at_ms)
-        for queue in self._first:
-            seam = self._seam[queue]
-            low, _ = log.bounds.get(queue, (seam, seam))
-            if found.get(queue, low) <= low:
-                found[queue] = min(earlier.get(queue, max(low, seam)), found.get(queue, seam))
-        return found
+    def offsets_at(self, at_ms: int, of_log: Offsets, bounds: Bounds) -> Offsets:
+        """The first row stored at a time or later, of every queue; see ``as_of``."""
+        storage, files = self._target.storage, self._files
+        times = TopicTimes(self._discovery, self._topic, storage, files, self._seam)
+        return times.offsets_at(at_ms, of_log, bounds)
 
     def _read(self) -> None:
         state = self._target.load()
@@ -116,25 +101,6 @@ class TopicHistory:
             queue = places.get((one.broker, one.queue_id))
             if queue is not None:
                 self._first[queue] = min(one.first, self._first.get(queue, one.first))
-
-    def _first_from(self, at_ms: int) -> Offsets:
-        day = str(datetime.fromtimestamp(at_ms / 1000, UTC).date())
-        found: dict[tuple[str, int], int] = {}
-        paths = []
-        for one in self._files:
-            if one.day > day and one.queue_id >= 0:
-                place = one.broker, one.queue_id
-                found[place] = min(one.first, found.get(place, one.first))
-            elif one.day >= day:
-                paths.append(one.path)
-        schema = pa.schema([SCHEMA.field(name) for name in [*_PLACE, "store_ts"]])
-        wanted = ds.field("store_ts") >= pa.scalar(at_ms * 1000, TIME)
-        for batch in read_files(self._target.storage, paths, schema, _PLACE, wanted):
-            firsts = pa.table(batch).group_by(_PLACE[:2]).aggregate([("queue_offset", "min")])
-            for row in firsts.to_pylist():
-                place, first = (row["broker"], row["queue_id"]), row["queue_offset_min"]
-                found[place] = min(first, found.get(place, first))
-        return {MessageQueue(self._topic, *place): first for place, first in found.items()}
 
 
 def overlap(gap: Gap, bounds: tuple[int, int]) -> int:
@@ -170,7 +136,7 @@ class HistoryPlanner(BatchPlanner):
         if self._history is None or not isinstance(start, int):
             return super().start_offsets(state)
         log = super().now()
-        return self._history.offsets_at(start, super().start_offsets(log), log)
+        return self._history.offsets_at(start, super().start_offsets(log), log.bounds)
 
     def planned(
         self, before: StreamPosition | None, end: StreamPosition, wanted: int

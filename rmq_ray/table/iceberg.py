@@ -5,7 +5,8 @@
 
 Format version 2, partitioned by day(store_ts), hidden from queries. A commit says what it expects
 (the snapshot that was read): the catalog refuses it where another one came first. pyiceberg's own
-repetition of a refused commit is off, since it would add our rows behind another committer's.
+repetition of a refused commit is off, since it would add our rows behind another committer's, and
+so is its deletion of what the refused snapshot names: that may have been committed all the same.
 Snapshots of others (a compaction, a deletion) say nothing of ours: the summary of the newest
 ancestor that does counts, and where all of these were expired the table's properties.
 
@@ -25,7 +26,14 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from rmq_ray.errors import CommitRefused, ConfigError, RmqError, TableError, TableStorageError
+from rmq_ray.errors import (
+    CommitRefused,
+    CommitterReplaced,
+    ConfigError,
+    RmqError,
+    TableError,
+    TableStorageError,
+)
 from rmq_ray.model.arrow import COLUMNS
 from rmq_ray.table.data_files import rejected_schema
 from rmq_ray.table.layout import (
@@ -203,22 +211,20 @@ class IcebergTable:
                 metadata = transaction.table_metadata
                 new = [parquet_file_to_data_file(table.io, metadata, path) for path in paths]
                 update = transaction.update_snapshot(snapshot_properties=said)
-                if change.removed:
-                    with update.overwrite() as snapshot:
-                        gone = {one.path for one in change.removed}
-                        for task in table.scan().plan_files():
-                            path = path_below(self._base, task.file.file_path)
-                            if path in gone:
-                                snapshot.delete_data_file(task.file)
-                                gone.discard(path)
-                        for one in new:
-                            snapshot.append_data_file(one)
-                    if gone:
-                        raise CommitFailedException(f"{len(gone)} files were replaced meanwhile")
-                else:
-                    with update.fast_append() as snapshot:
-                        for one in new:
-                            snapshot.append_data_file(one)
+                gone = {one.path for one in change.removed}
+                with update.overwrite() if gone else update.fast_append() as snapshot:
+                    # a refusal is no proof that nothing was committed: who stands between may have
+                    # asked again after an answer was lost, and our own commit came first
+                    snapshot._clean_all_uncommitted = _leave
+                    for task in table.scan().plan_files() if gone else ():
+                        path = path_below(self._base, task.file.file_path)
+                        if path in gone:
+                            snapshot.delete_data_file(task.file)
+                            gone.discard(path)
+                    for one in new:
+                        snapshot.append_data_file(one)
+                if gone:
+                    raise CommitFailedException(f"{len(gone)} files were replaced meanwhile")
         except (CommitFailedException, ValidationException) as error:
             raise CommitRefused(
                 f"another commit to the table of {self._spec.topic!r} came first: {error}",
@@ -399,16 +405,32 @@ def load_catalog(properties: Mapping[str, str]) -> Any:
 
 @contextmanager
 def told(spec: TableSpec) -> Iterator[None]:
-    """What pyiceberg, its catalog and file systems raise, as an error of ours."""
+    """What pyiceberg, its catalog and file systems raise, as an error of ours. A table that the
+    catalog does not have any more is ``CommitterReplaced``: its place is taken by a new one.
+    """
+    from pyiceberg.exceptions import NoSuchTableError
+
     try:
         yield
     except RmqError:
         raise
+    except NoSuchTableError as error:
+        raise CommitterReplaced(
+            f"the catalog does not have the table of {spec.topic!r} any more: it begins anew, with "
+            "what the log still has",
+            spec.topic,
+        ) from error
     except Exception as error:
+        remedy = (
+            "files that the catalog names are gone: bring them back, or drop the table in the "
+            "catalog, and it begins anew with what the log still has"
+            if isinstance(error, FileNotFoundError)
+            else "check that it answers and that the Ray node has its credentials. The table goes "
+            "on by itself then"
+        )
         raise TableStorageError(
             f"the catalog of the table of {spec.topic!r} does not do what it should: "
-            f"{type(error).__name__}: {error!s:.300}; check that it answers and that the Ray node "
-            "has its credentials. The table goes on by itself then",
+            f"{type(error).__name__}: {error!s:.300}; {remedy}",
             spec.location,
         ) from error
 
@@ -421,6 +443,10 @@ def with_scheme(location: str) -> str:
     """
     plain = location.partition("?")[0].rstrip("/")
     return plain if "://" in plain else f"file://{plain}"
+
+
+def _leave() -> None:
+    """In the place of pyiceberg's deletion of a refused snapshot's manifests."""
 
 
 def _part(change: Change, *, rejected: bool) -> Change:

@@ -6,8 +6,7 @@
 Decides which rows come from where: offsets below the table's next one from its files (rejected rows
 are messages, too), all others from the log. Read the table first: what it commits meanwhile is read
 from the log. Rows "as of" a time or a group's position are a read with that ``end``; no old
-snapshot is needed for it. A time means rows stored before it, in files; in the log what brokers
-make of it.
+snapshot is needed for it; what a time means ``as_of`` decides.
 
 Invariant: a queue's rows come once, whatever is committed or compacted after the plan; a file that
 a compaction has deleted meanwhile is an error, never a shorter result. Where a log was cut behind
@@ -29,7 +28,7 @@ from rmq_ray.client.scan.scan_plan import ScanOptions, ScanPlan, open_reader, pl
 from rmq_ray.client.scan.topic_state import State, TopicState
 from rmq_ray.codec.arrow.arrow_rows import Rows, chosen, needed_columns, to_rows
 from rmq_ray.errors import ClientError, TableNotFound, TopicNotFound
-from rmq_ray.model.arrow import SCHEMA, TIME
+from rmq_ray.model.arrow import SCHEMA
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.ports import Discovery
 from rmq_ray.protocol.scan.scan_positions import (
@@ -41,6 +40,7 @@ from rmq_ray.protocol.scan.scan_positions import (
     normal,
 )
 from rmq_ray.table.actor import open_target
+from rmq_ray.table.as_of import TopicTimes
 from rmq_ray.table.data_files import read_files
 from rmq_ray.table.registry import TableRegistry
 from rmq_ray.table.rules import DataFile, Offsets, TableSpec
@@ -55,14 +55,12 @@ Range = tuple[str, int, int, int]
 @dataclass(frozen=True, slots=True)
 class TablePiece:
     """Some files of a table and what of them is wanted; pickles. ``ranges``: (broker, queue id,
-    first, next offset); ``from_ms``, ``before_ms``: store times, None = any. ``rows``: at most.
+    first, next offset). ``rows``: at most.
     """
 
     spec: str
     files: tuple[DataFile, ...]
     ranges: tuple[Range, ...]
-    from_ms: int | None
-    before_ms: int | None
 
     @property
     def rows(self) -> int:
@@ -80,7 +78,7 @@ class TablePiece:
 
     def _where(self) -> Any:
         field = ds.field
-        wanted = reduce(
+        return reduce(
             or_,
             (
                 (field("broker") == broker)
@@ -90,11 +88,6 @@ class TablePiece:
                 for broker, queue_id, first, behind in self.ranges
             ),
         )
-        if self.from_ms is not None:
-            wanted &= field("store_ts") >= pa.scalar(self.from_ms * 1000, TIME)
-        if self.before_ms is not None:
-            wanted &= field("store_ts") < pa.scalar(self.before_ms * 1000, TIME)
-        return wanted
 
 
 def plan_source(
@@ -126,36 +119,38 @@ def plan_union(
         raise ClientError(f"source={source!r} reads one topic, not {topic!r:.80}", repr(topic)[:80])
     spec = table_of(discovery, topic)
     target = open_target(spec)
-    kept = target.load()
-    committed = kept.offsets
-    files = target.files()
-    options = options or ScanOptions()
+    kept, files = target.load(), target.files()
+    committed, state = kept.offsets, State({}, {})
     begin, finish = normal(start), normal(end)
-    low, high = dict.fromkeys(committed, 0), dict(committed)
-    plan = ScanPlan(topic, ())
+    first: Offsets = {}
+    last: Offsets = {}
     try:
         with TopicState(discovery, topic) as asked:
             asked.wait_for(brokers_expected)
             state = asked.now()
             committed = committed | asked.cut_to(committed, kept.epochs)
-            high = dict(committed)
             nothing = dict.fromkeys([*state.bounds, *committed], 0)
             first = _resolved(asked, begin, state, nothing)
             last = _resolved(asked, finish, state, state.ends())
     except TopicNotFound:
         if isinstance(begin, LikeGroup) or isinstance(finish, LikeGroup):
             raise
-    else:
-        low = {q: 0 if isinstance(begin, int) else first.get(q, 0) for q in committed}
-        if not isinstance(finish, int):
-            high = {q: min(at, last.get(q, at)) for q, at in committed.items()}
-        if source != "table":
-            begins = {q: max(committed.get(q, 0), first[q]) for q in state.bounds}
-            ends = {q: max(begins[q], last[q]) for q in state.bounds}
-            plan = plan_scan(discovery, topic, begins, ends, splits_wanted, (), options)
-    ranges = {queue: (low[queue], high[queue]) for queue in committed if low[queue] < high[queue]}
-    from_ms, before_ms = (one if isinstance(one, int) else None for one in (begin, finish))
-    return pieces_of(spec, files, ranges, from_ms, before_ms), plan
+    times = TopicTimes(discovery, topic, target.storage, files, committed)
+    log = state.bounds if source != "table" else {}
+    if isinstance(begin, int):
+        first = times.offsets_at(begin, first, log)
+    if isinstance(finish, int):
+        last = times.offsets_at(finish, last, log)
+    plan = ScanPlan(topic, ())
+    if log:
+        begins = {q: max(committed.get(q, 0), first[q]) for q in log}
+        ends = {q: max(begins[q], last[q]) for q in log}
+        plan = plan_scan(
+            discovery, topic, begins, ends, splits_wanted, (), options or ScanOptions()
+        )
+    ranges = {q: (first.get(q, 0), min(at, last.get(q, at))) for q, at in committed.items()}
+    wanted = {queue: (low, high) for queue, (low, high) in ranges.items() if low < high}
+    return pieces_of(spec, files, wanted), plan
 
 
 def table_of(discovery: Discovery, topic: str) -> TableSpec:
@@ -192,8 +187,6 @@ def pieces_of(
     spec: TableSpec,
     files: Sequence[DataFile],
     ranges: Mapping[MessageQueue, tuple[int, int]],
-    from_ms: int | None = None,
-    before_ms: int | None = None,
 ) -> list[TablePiece]:
     """Files that may have wanted rows, neighbours together."""
     if not ranges:
@@ -207,11 +200,11 @@ def pieces_of(
         if one.queue_id >= 0 and not (one.first < high and low < one.next):
             continue
         if sum(f.bytes for f in group) + one.bytes > PIECE_BYTES and group:
-            found.append(TablePiece(spec.to_json(), tuple(group), wanted, from_ms, before_ms))
+            found.append(TablePiece(spec.to_json(), tuple(group), wanted))
             group = []
         group.append(one)
     if group:
-        found.append(TablePiece(spec.to_json(), tuple(group), wanted, from_ms, before_ms))
+        found.append(TablePiece(spec.to_json(), tuple(group), wanted))
     return found
 
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from rmq_ray.actors import gateway, names
 from rmq_ray.actors.discovery import RayDiscovery
@@ -36,6 +36,7 @@ from rmq_ray.table.upkeep import compare, expired, redecode, rewrite
 
 FLUSH_S = 600.0
 Rows = list[dict[str, Any]]
+T = TypeVar("T")
 UPKEEP_S = 3_600.0
 RUNS_MAX = 1_000  # of one call: call it again for more
 STATUS_S = 5.0
@@ -220,9 +221,7 @@ class Tables:
         handle, spec = self._archivist(topic), self.spec(topic)
         writer, files, runs = gateway.call(handle, "begin_upkeep", timeout_s=timeout_s)
         jobs = [(spec.to_json(), run, writer) for run in runs[:RUNS_MAX]]
-        made = [
-            one for part in gateway.run_each(rewrite, jobs, timeout_s=timeout_s) for one in part
-        ]
+        made = [one for part in self._each(spec, rewrite, jobs, timeout_s) for one in part]
         gone = [one for _, run, _ in jobs for one in run]
         gateway.call(handle, "replace_files", writer, gone, made, timeout_s=timeout_s)
         return {"files_before": len(files), "files_after": len(files) - len(gone) + len(made)}
@@ -250,9 +249,7 @@ class Tables:
         writer, files, _ = gateway.call(handle, "begin_upkeep", timeout_s=timeout_s)
         bad = sorted((one for one in files if one.rejected), key=lambda one: one.path)
         jobs = [(spec.to_json(), bad, writer)] if bad else []
-        made = [
-            one for part in gateway.run_each(redecode, jobs, timeout_s=timeout_s) for one in part
-        ]
+        made = [one for part in self._each(spec, redecode, jobs, timeout_s) for one in part]
         name = hashlib.sha256("".join(one.path for one in bad).encode()).hexdigest()[:32]
         gateway.call(handle, "replace_files", writer, bad, made, name, timeout_s=timeout_s)
         left = sum(one.rows for one in made if one.rejected)
@@ -262,15 +259,19 @@ class Tables:
         """Compare table and log where both have rows: for each queue rows, sums of offsets, bytes
         and CRCs of bodies on both sides, ``equal``.
         """
-        spec = self.spec(topic)
-        beside = self._first_broker() if spec.stays else None
+        spec, beside = self.spec(topic), _first_broker(gateway.controller(self._cluster))
         job = (self._cluster, spec.to_json())
-        return gateway.run_on(beside, compare, job, timeout_s=timeout_s)
+        place = beside if spec.stays else None
+        return gateway.run_on(place, compare, job, near=beside, timeout_s=timeout_s)
 
     def start_all(self) -> None:
         """Start the archivists of all tables that are known: what ``rmq_ray.start`` does."""
-        for spec in self._registry.all().values():
-            self._start(spec, wait=False)
+        specs = self._registry.all()
+        if specs:
+            controller = gateway.controller(self._cluster)
+            beside = _first_broker(controller)
+            for spec in specs.values():
+                self._made(spec, controller, beside)
 
     # --- archivists -------------------------------------------------------------------------------
 
@@ -279,8 +280,14 @@ class Tables:
         handle = gateway.find(names.archivist(self._cluster, topic))
         return self._start(self.spec(topic)) if handle is None else handle
 
-    def _start(self, spec: TableSpec, wait: bool = True) -> Any:
-        controller, beside = gateway.controller(self._cluster), self._first_broker()
+    def _start(self, spec: TableSpec) -> Any:
+        """Return when it has opened the table."""
+        controller = gateway.controller(self._cluster)
+        handle = self._made(spec, controller, _first_broker(controller))
+        gateway.call(handle, "open", timeout_s=START_S)
+        return handle
+
+    def _made(self, spec: TableSpec, controller: Any, beside: str | None) -> Any:
         name = names.archivist(self._cluster, spec.topic)
         handle = gateway.create(
             ArchivistShell,
@@ -290,15 +297,18 @@ class Tables:
             near=beside,
         )
         gateway.call(controller, "adopt", name)
-        if wait:
-            gateway.call(handle, "open", timeout_s=START_S)
         return handle
 
-    def _first_broker(self) -> str | None:
-        """What of Ray's the first broker's node offers; None = it may be anywhere."""
-        plan = gateway.call(gateway.controller(self._cluster), "plan")
-        found: str | None = plan.resources.get(plan.brokers[0].broker_name)
-        return found
+    def _each(
+        self,
+        spec: TableSpec,
+        function: Callable[..., T],
+        jobs: Sequence[tuple[Any, ...]],
+        timeout_s: float,
+    ) -> Sequence[T]:
+        """Run upkeep's tasks where the table's files are."""
+        place = _first_broker(gateway.controller(self._cluster)) if spec.stays else None
+        return gateway.run_each(function, jobs, resource=place, timeout_s=timeout_s)
 
     def _let_go(self, actor: str) -> None:
         """Retention waits for the table no more; without an answer for an hour yet."""
@@ -310,6 +320,13 @@ class Tables:
     def _change(self, spec: TableSpec) -> None:
         self._registry.keep(spec)
         gateway.call(self._archivist(spec.topic), "change", spec.to_json(), timeout_s=FLUSH_S)
+
+
+def _first_broker(controller: Any) -> str | None:
+    """What of Ray's the first broker's node offers; None = it may be anywhere."""
+    plan = gateway.call(controller, "plan")
+    found: str | None = plan.resources.get(plan.brokers[0].broker_name)
+    return found
 
 
 def _catalog(given: str | Mapping[str, str] | None) -> dict[str, str]:

@@ -7,13 +7,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import pytest
 
 from rmq_ray.client.admin.admin import Admin
 from rmq_ray.client.producer.producer import Producer
-from rmq_ray.clock import SYSTEM_CLOCK
+from rmq_ray.clock import SYSTEM_CLOCK, ManualClock
 from rmq_ray.codec.arrow.arrow_rows import Rows
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.ports import Discovery
+from rmq_ray.protocol.scan.scan_positions import Where
 from rmq_ray.table.archivist import Archivist
 from rmq_ray.table.manifest import ManifestTable
 from rmq_ray.table.reading import read_union
@@ -57,6 +59,41 @@ def test_rows_of_every_broker_are_in_the_table_and_read_back_with_the_log(tmp_pa
         assert sorted(int(body) for body in found.to_pylist()) == list(range(130))
         TableRegistry(cluster).forget(TOPIC)
         assert TableRegistry(cluster).all() == {}
+        source.close()
+        admin.close()
+
+
+def test_reads_whose_ends_meet_have_each_row_once_also_where_a_clock_was_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LiveCluster(tmp_path / "store") as cluster:
+        admin = Admin(cluster)
+        admin.create_topic(TOPIC, queues=1)
+        one, source = archivist(cluster, tmp_path / "t", "w")
+        TableRegistry(cluster).keep(one.spec)
+        clock = ManualClock(SYSTEM_CLOCK.now_ms())
+        noon = clock.now_ms()
+
+        def send(minutes: int, first: int) -> None:
+            clock.jump_ms(noon + minutes * 60_000 - clock.now_ms())
+            for n in range(first, first + 10):
+                producer.send(TOPIC, b"%d" % n)
+
+        def read(start: Where, end: Where) -> list[int]:
+            found = read_union(cluster, TOPIC, start, end, Rows(("body",)), "table+log")
+            return sorted(int(body) for body in found.column("body").to_pylist())
+
+        with Producer("p", discovery=cluster) as producer:
+            monkeypatch.setattr(cluster.store()._appender, "_clock", clock)
+            send(0, 0)
+            one.turn(force=True)
+            send(60, 10), send(1, 20), send(90, 30)
+        half_past = noon + 30 * 60_000
+        before = read("earliest", half_past)
+        assert sorted(before + read(half_past, "latest")) == list(range(40))
+        one.turn(force=True)
+        assert read("earliest", half_past) == before == list(range(10))
+        assert sorted(before + read(half_past, "latest")) == list(range(40))
         source.close()
         admin.close()
 

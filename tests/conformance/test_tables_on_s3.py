@@ -1,5 +1,5 @@
 """A table in S3, by moto's server on loopback: rows, sweeps, buckets that are missing; plain, and
-in Iceberg's catalogs of two kinds, SQL and AWS Glue (moto's, too).
+in Iceberg's catalogs of three kinds, SQL, REST and AWS Glue (moto's, too).
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ from rmq_ray.table.iceberg import ORPHAN_MS, IcebergTable
 from rmq_ray.table.manifest import ManifestTable
 from rmq_ray.table.rules import TableSpec
 from rmq_ray.table.storage import Storage
+from tests.support.tables.rest_catalog import RestCatalog
 from tests.support.tables.table_rig import START_MS, TOPIC, MemoryTopic, expected_rows, rows_in
 
 BUCKET = "lake"
+TABLE = f"namespaces/shop/tables/{TOPIC}"
 LEFT = "broker-a-0001-00000000000000000009-e1-g000001-dead.parquet"
 
 
@@ -219,19 +221,35 @@ def test_secrets_of_a_location_are_not_told(s3: Any) -> None:
 # --- Iceberg ---
 
 
-@pytest.fixture(params=["sql", "glue"])
-def spec(s3: Any, request: pytest.FixtureRequest, tmp_path: Path) -> TableSpec:
-    client, options = s3
-    client.create_bucket(Bucket=BUCKET)
-    endpoint = client.meta.endpoint_url
-    catalog = {"name": "lake", "type": request.param, "s3.endpoint": endpoint}
-    catalog |= {"s3.region": "us-east-1"}
-    if request.param == "sql":
-        catalog["uri"] = f"sqlite:///{tmp_path}/catalog.db"
-    else:
-        catalog |= {"glue.endpoint": endpoint, "glue.region": "us-east-1"}
-    location = f"s3://{BUCKET}/orders{options}"
-    return TableSpec(TOPIC, location, catalog=catalog, namespace="shop").checked()
+@pytest.fixture
+def properties(s3: Any) -> dict[str, str]:
+    """Of a catalog, about its files."""
+    s3[0].create_bucket(Bucket=BUCKET)
+    return {"s3.endpoint": s3[0].meta.endpoint_url, "s3.region": "us-east-1"}
+
+
+@pytest.fixture
+def rest(properties: dict[str, str], tmp_path: Path) -> Iterator[RestCatalog]:
+    with RestCatalog(tmp_path, properties) as made:
+        yield made
+
+
+def spec_in(s3: Any, catalog: dict[str, str]) -> TableSpec:
+    location = f"s3://{BUCKET}/orders{s3[1]}"
+    return TableSpec(TOPIC, location, catalog={"name": "lake", **catalog}, namespace="shop")
+
+
+@pytest.fixture(params=["sql", "rest", "glue"])
+def spec(
+    s3: Any, properties: dict[str, str], request: pytest.FixtureRequest, tmp_path: Path
+) -> TableSpec:
+    kind: str = request.param
+    if kind == "rest":
+        return spec_in(s3, request.getfixturevalue("rest").properties).checked()
+    at = {"sql": {"uri": f"sqlite:///{tmp_path}/catalog.db"}}.get(
+        kind, {"glue.endpoint": properties["s3.endpoint"], "glue.region": "us-east-1"}
+    )
+    return spec_in(s3, {"type": kind, **at, **properties}).checked()
 
 
 def committer(spec: TableSpec, topic: MemoryTopic, writer: str) -> Archivist:
@@ -240,11 +258,14 @@ def committer(spec: TableSpec, topic: MemoryTopic, writer: str) -> Archivist:
     return Archivist(spec, topic, table, ManualClock(START_MS))
 
 
+def catalog_of(spec: TableSpec) -> Any:
+    properties = dict(spec.catalog)
+    return load_catalog(properties.pop("name"), **properties)
+
+
 def by_pyiceberg(spec: TableSpec) -> list[tuple[int, int, bytes]]:
     """As pyiceberg reads them, which knows the catalog's properties and nothing of us."""
-    properties = dict(spec.catalog)
-    catalog = load_catalog(properties.pop("name"), **properties)
-    return rows_in(catalog.load_table(("shop", TOPIC)).scan().to_arrow())
+    return rows_in(catalog_of(spec).load_table(("shop", TOPIC)).scan().to_arrow())
 
 
 def test_rows_of_an_iceberg_table_are_there_once_and_a_new_committer_goes_on(
@@ -270,6 +291,84 @@ def test_rows_of_an_iceberg_table_are_there_once_and_a_new_committer_goes_on(
     table = IcebergTable(spec, schema_of({}), "three")
     assert table.sweep(int(day_after) + ORPHAN_MS + 1_000) == 2, "and what was refused"
     assert left not in {found["Key"] for found in listed(client)}
+    assert by_pyiceberg(spec) == expected_rows(topic)
+
+
+@pytest.mark.parametrize("status", [409, 500, 502, 503, 504])
+def test_a_commit_whose_answer_was_lost_is_looked_up_and_not_repeated(
+    s3: Any, rest: RestCatalog, status: int
+) -> None:
+    spec, topic = spec_in(s3, rest.properties), MemoryTopic(2)
+    topic.send(0, b"before")
+    one = committer(spec, topic, "one")
+    one.turn(force=True)
+    for n in range(10):
+        topic.send(n % 2, b"%d" % n)
+    rest.lose_answers.append(status)  # 409: the gateway asked again by itself
+    assert one.turn(force=True)
+    assert by_pyiceberg(spec) == expected_rows(topic)
+    assert rest.requests.count(f"POST /v1/{TABLE}") == 2 and not rest.lose_answers
+    topic.send(0, b"behind")
+    assert one.turn(force=True) and by_pyiceberg(spec) == expected_rows(topic)
+
+
+def test_a_catalog_that_is_away_is_told_and_caught_up_with(s3: Any, rest: RestCatalog) -> None:
+    spec, topic = spec_in(s3, rest.properties), MemoryTopic(1)
+    topic.send(0, b"1")
+    one = committer(spec, topic, "one")
+    one.turn(force=True)
+    topic.send(0, b"2")
+    rest.away = 503
+    with pytest.raises(TableStorageError, match="check that it answers"):
+        one.turn(force=True)
+    rest.away = 0
+    one.turn(force=True)
+    assert by_pyiceberg(spec) == expected_rows(topic)
+
+
+def test_an_iceberg_table_whose_bucket_vanished_is_told_and_begins_anew_once_the_catalog_forgets_it(
+    spec: TableSpec, s3: Any
+) -> None:
+    client, topic = s3[0], MemoryTopic(1)
+    topic.send(0, b"1")
+    one = committer(spec, topic, "one")
+    one.turn(force=True)
+    for found in client.list_objects_v2(Bucket=BUCKET)["Contents"]:
+        client.delete_object(Bucket=BUCKET, Key=found["Key"])
+    client.delete_bucket(Bucket=BUCKET)
+    topic.send(0, b"2")
+    with pytest.raises(TableStorageError, match="create the bucket"):
+        one.turn(force=True)
+    client.create_bucket(Bucket=BUCKET)
+    remedy = "check that it answers" if spec.catalog["type"] == "rest" else "drop the table in the"
+    with pytest.raises(TableStorageError, match=remedy):
+        one.turn(force=True)
+    catalog_of(spec).drop_table(("shop", TOPIC))
+    with pytest.raises(CommitterReplaced, match="begins anew"):
+        one.turn(force=True)
+    assert committer(spec, topic, "two").turn(force=True)
+    assert by_pyiceberg(spec) == expected_rows(topic)
+
+
+def test_credentials_that_end_are_told_of_an_iceberg_table_too(
+    spec: TableSpec, guard: Guard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys, topic = [guard.key(), guard.key()], MemoryTopic(1)
+
+    def worker(number: int) -> Archivist:
+        for name, value in keys[number].items():
+            monkeypatch.setenv(name, value)
+        return committer(spec, topic, str(number))
+
+    guard.close()
+    topic.send(0, b"1")
+    one = worker(0)
+    one.turn(force=True)
+    topic.send(0, b"2")
+    guard.end(keys[0])
+    with pytest.raises(TableStorageError, match="AWS_ACCESS_KEY_ID.*goes on by itself"):
+        one.turn(force=True)
+    assert worker(1).turn(force=True)
     assert by_pyiceberg(spec) == expected_rows(topic)
 
 

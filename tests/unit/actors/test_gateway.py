@@ -20,6 +20,7 @@ from rmq_ray.actors import gateway, placement
 from rmq_ray.actors.gateway import Ping
 from rmq_ray.errors import ClusterError, StoreFailed
 
+NODE = "ab" * 28
 FOREIGN = exceptions.RayTaskError("attend", "Traceback: here", KeyError("strange"))  # type: ignore[no-untyped-call]
 RAYS = [
     exceptions.RaySystemError("the raylet failed"),  # type: ignore[no-untyped-call]
@@ -283,3 +284,31 @@ def test_what_ray_cannot_do_by_ray_client_is_told_with_what_can(
     monkeypatch.setattr(gateway, "by_ray_client", lambda: True)
     with pytest.raises(ClusterError, match="Ray Data does not work.*ray job submit.*in a task"):
         gateway.require_driver("Ray Data")
+
+
+@pytest.mark.parametrize(
+    ("near", "wanted"),
+    [("store_a", {"preferred": NODE}), ("store_gone", {}), (None, {})],
+)
+def test_what_is_run_near_a_resource_is_on_its_node_and_without_one_anywhere(
+    near: str | None, wanted: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+
+    class Task:
+        def options(self, **options: Any) -> Task:
+            asked.update(options)
+            return self
+
+        def remote(self, *arguments: Any) -> Any:
+            return arguments[0]
+
+    monkeypatch.setattr(gateway, "require_ray", lambda: None)
+    monkeypatch.setattr(
+        gateway, "nodes", lambda: [placement.Node("10.0.0.1", frozenset({"store_a"}), id=NODE)]
+    )
+    monkeypatch.setattr(gateway.ray_versions, "preferring", lambda node: {"preferred": node})
+    monkeypatch.setattr(ray, "remote", lambda _function: Task())
+    monkeypatch.setattr(ray, "get", lambda reference, timeout: reference)
+    assert gateway.run_on(None, len, ("x",), near=near, timeout_s=1.0) == "x"
+    assert asked == {"num_cpus": 0, "max_retries": 0, **wanted}

@@ -142,7 +142,26 @@ def test_a_time_before_the_logs_oldest_message_is_looked_up_in_the_files(spec: A
     noon = START_MS + DAY_MS + DAY_MS // 2
     found = told(spec)
     found.widened(log)
-    assert found.offsets_at(noon, {one: 70, two: 5}, log) == {one: 30, two: 5}
-    assert found.offsets_at(noon + 1, {one: 70, two: 5}, log)[one] == 40
-    assert found.offsets_at(0, {one: 70, two: 5}, log) == {one: 0, two: 0}
-    assert found.offsets_at(noon, {one: 75, two: 5}, log)[one] == 75, "the log knows better"
+    assert found.offsets_at(noon, {one: 70, two: 5}, log.bounds) == {one: 30, two: 5}
+    assert found.offsets_at(noon + 1, {one: 70, two: 5}, log.bounds)[one] == 40
+    assert found.offsets_at(0, {one: 70, two: 5}, log.bounds) == {one: 0, two: 0}
+    late = START_MS + 9 * DAY_MS
+    assert found.offsets_at(late, {one: 80, two: 5}, log.bounds) == {one: 80, two: 5}
+
+
+def test_a_time_is_the_first_row_that_was_stored_then_also_where_a_clock_was_set_back(
+    spec: Any,
+) -> None:
+    topic = MemoryTopic(1)
+    (queue,) = topic.queues
+    for hour in (0, 30, 1, 60):  # the second: of a clock that was ahead
+        sent(topic, 0, 10, START_MS + hour * DAY_MS // 24)
+    kept(spec, topic)
+    found = told(spec)
+    found.widened(topic.look())
+
+    def at(hour: float) -> int:
+        return found.offsets_at(int(START_MS + hour * DAY_MS / 24), {queue: 35}, {})[queue]
+
+    assert [at(hour) for hour in (0, 0.5, 1, 30, 31, 60)] == [0, 10, 10, 10, 30, 30]
+    assert at(61) == 40, "no broker names what the table has"

@@ -195,9 +195,7 @@ def test_a_compaction_of_others_between_reading_and_committing_costs_nothing(
     assert not fresh.turn(force=True)
     files = fresh.files
     assert {one.queue_id for one in files} == {-1}, "they are not ours"
-    piece = TablePiece(
-        spec_of(tmp_path).to_json(), tuple(files), (("broker-a", 0, 3, 25),), None, None
-    )
+    piece = TablePiece(spec_of(tmp_path).to_json(), tuple(files), (("broker-a", 0, 3, 25),))
     found = pa.Table.from_batches(piece.read(Rows(tuple(COLUMNS))))
     assert sorted(found.column("queue_offset").to_pylist()) == list(range(3, 25))
     assert found.schema == SCHEMA
@@ -285,9 +283,7 @@ def test_files_that_another_engine_committed_are_the_tables_however_it_spells_th
     theirs.maintenance.expire_snapshots().older_than(LATE).commit()
 
     def read() -> list[int]:
-        piece = TablePiece(
-            spec.to_json(), one._target.files(), (("broker-a", 1, 3, 20),), None, None
-        )
+        piece = TablePiece(spec.to_json(), one._target.files(), (("broker-a", 1, 3, 20),))
         batches = list(piece.read(Rows(tuple(COLUMNS))))
         return sorted(pa.Table.from_batches(batches).column("queue_offset").to_pylist())
 
