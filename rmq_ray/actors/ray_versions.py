@@ -70,8 +70,8 @@ def require_window() -> None:
 
 def preferring(node: str) -> dict[str, Any]:
     """Options of an actor or a task that is on this node (an id) while the node lives, and on any
-    other then. An affinity that is soft, as before 2.55, puts an actor that holds no
-    resource on another node half of the time (8 of 14 were on the one of two that was asked for).
+    other then. An affinity that is soft, as before 2.55, puts an actor that holds no resource on
+    another node half of the time (8 of 14 were on the one of two that was asked for).
     """
     if version_of(ray.__version__) < (2, 55):
         return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True)}
