@@ -31,8 +31,9 @@ T = TypeVar("T")
 CALL_TIMEOUT_S = 30.0
 FOUND_TIMEOUT_S = 15.0
 LOOK_UP_TIMEOUT_S = 10.0
-_control_plane: ThreadOffload | None = None  # of this process
 IDENTITY_TIMEOUT_S = 0.3  # of a restart that takes a second in all
+TASKS_AT_ONCE = 4  # on one node
+_control_plane: ThreadOffload | None = None  # of this process
 _context: Any | None = None
 """Ray's context of this process, as of its first fork: a forked child asks it, as the way to it
 leads through a lock that nobody may be left to give back.
@@ -636,12 +637,17 @@ def run_each(
     resource: str | None = None,
     timeout_s: float,
 ) -> list[T]:
-    """Call a function once for each of these arguments, as tasks of one CPU at this resource (None
-    = anywhere); the results in their order. Our errors come through, Ray's as ``ClusterError``.
+    """Call a function once for each of these arguments, as tasks of one CPU; at this resource
+    (None = anywhere), whose node may offer none, ``TASKS_AT_ONCE`` at a time. The results in their
+    order; our errors come through, Ray's as ``ClusterError``.
     """
-    task = ray.remote(function).options(num_cpus=1, max_retries=0, **placement.at(resource))
-    references = [task.remote(*arguments) for arguments in each]
-    return [_result(reference, function.__name__, timeout_s) for reference in references]
+    cpus, at_once = (1, len(each) or 1) if resource is None else (0, TASKS_AT_ONCE)
+    options = {"num_cpus": cpus, "max_retries": 0, **placement.at(resource)}
+    task, found = ray.remote(function).options(**options), list[T]()
+    for first in range(0, len(each), at_once):
+        references = [task.remote(*arguments) for arguments in each[first : first + at_once]]
+        found += [_result(one, function.__name__, timeout_s) for one in references]
+    return found
 
 
 def node_address() -> str:

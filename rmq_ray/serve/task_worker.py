@@ -293,7 +293,9 @@ class TaskWorker:
         try:
             give_back_messages([held.message for held in claimed], wait=True)
         except RmqError as error:
-            log.warning("%d tasks come again when their leases end: %s", len(claimed), error)
+            log.warning(
+                "some of %d tasks come again when their leases end: %s", len(claimed), error
+            )
         for held in claimed:
             self._forget(held)
 

@@ -5,9 +5,10 @@
 
 Decides that. Below the seam, where the table ends, the first such row is looked for in its files;
 where all of them are earlier, in the log: up to where its broker says, which searches by halves, as
-RocketMQ does, and where times do not rise may say a later place. So what lies before a time stays
-what it is, whatever comes later with an earlier time, and wherever the seam is; of two reads whose
-ends meet each row is in one. Each queue is looked at by its own broker's clock.
+RocketMQ does, and where times do not rise may say a later place. So once a queue has a row of that
+time or later, what lies before the time stays what it is, whatever comes later with an earlier
+time, and wherever the seam is; of two reads whose ends meet each row is in one. Each queue is
+looked at by its own broker's clock.
 """
 
 from __future__ import annotations
@@ -65,10 +66,12 @@ class TopicTimes:
             return found
         source = TopicSource(self.discovery, self.topic)
         try:
-            for queue, _, rows, _ in source.read(ranges):
-                later = pc.greater_equal(rows["store_ts"], _moment(at_ms))
-                if queue not in found and pc.any(later).as_py():
-                    found[queue] = int(rows.filter(later)["queue_offset"][0].as_py())
+            for queue, span in ranges.items():
+                for _, _, rows, _ in source.read({queue: span}):
+                    later = pc.greater_equal(rows["store_ts"], _moment(at_ms))
+                    if pc.any(later).as_py():
+                        found[queue] = int(rows.filter(later)["queue_offset"][0].as_py())
+                        break
         finally:
             source.close()
         return found

@@ -254,6 +254,16 @@ class IcebergTable:
         found = self._found(suffix)
         if found is not None:
             return found
+        there = [] if suffix else list(self.storage.walk())
+        lost = any(path.endswith(".metadata.json") for path in there)
+        if lost and any(is_rows(path, FOLDERS) for path in there):
+            raise TableStorageError(
+                f"the catalog does not have the table {name}, and its rows are at "
+                f"{bare(self._spec.location)}: register it again in the catalog (the newest file "
+                "of its folder metadata), and it goes on by itself; or move these files away, and "
+                "it begins anew with what the log still has",
+                self._spec.location,
+            )
         from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids
 
         fresh = assign_fresh_schema_ids(_pyarrow_to_schema_without_ids(schema or rejected_schema()))
@@ -406,7 +416,8 @@ def load_catalog(properties: Mapping[str, str]) -> Any:
 @contextmanager
 def told(spec: TableSpec) -> Iterator[None]:
     """What pyiceberg, its catalog and file systems raise, as an error of ours. A table that the
-    catalog does not have any more is ``CommitterReplaced``: its place is taken by a new one.
+    catalog does not have any more is ``CommitterReplaced``: the next start decides what becomes of
+    it (``IcebergTable._open``).
     """
     from pyiceberg.exceptions import NoSuchTableError
 
@@ -416,8 +427,8 @@ def told(spec: TableSpec) -> Iterator[None]:
         raise
     except NoSuchTableError as error:
         raise CommitterReplaced(
-            f"the catalog does not have the table of {spec.topic!r} any more: it begins anew, with "
-            "what the log still has",
+            f"the catalog does not have the table of {spec.topic!r} any more: where its rows are "
+            "there, it waits for the catalog, else it begins anew with what the log still has",
             spec.topic,
         ) from error
     except Exception as error:

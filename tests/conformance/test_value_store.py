@@ -161,7 +161,7 @@ def test_on_the_brokers_machine_values_are_read_from_its_files(
     assert after and not [path for path in after if after[path] > max(1, before[path])]
 
 
-@pytest.mark.parametrize("why", ["another host", "no right to ask"])
+@pytest.mark.parametrize("why", ["another host", "no right to ask", "no right to read"])
 def test_from_elsewhere_values_come_by_way_of_the_broker(
     cluster: LiveCluster,
     opened: Opened,
@@ -175,6 +175,8 @@ def test_from_elsewhere_values_come_by_way_of_the_broker(
 
     if why == "another host":
         monkeypatch.setattr(point_reader, "host_id", lambda: "0" * 32)
+    elif why == "no right to read":
+        monkeypatch.setattr(point_reader.os, "access", lambda *_: False)
     else:
         monkeypatch.setattr(point_reader, "ask_for_map", refuse)
     store = opened(cluster, new_topic(), queues=1)

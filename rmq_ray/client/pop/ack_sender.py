@@ -159,16 +159,25 @@ class AckSender:
         self._stop.set()
 
     def _settle(self, tasks: Sequence[SettleTask], timeout_ms: float) -> int:
-        """How many receipts were stale."""
+        """How many receipts were stale. Raises what the first broker raised that failed, after all
+        were told.
+        """
         by_broker: dict[str, list[SettleTask]] = {}
         for task in tasks:
             by_broker.setdefault(task.lease.broker_name, []).append(task)
-        deadline_ms = self._clock.monotonic_ms() + timeout_ms
-        return sum(
-            self._settle_at(name, some[start : start + SETTLEMENTS_MAX], deadline_ms)
-            for name, some in by_broker.items()
-            for start in range(0, len(some), SETTLEMENTS_MAX)
-        )
+        stale, failed = 0, list[RmqError]()
+        for name, some in by_broker.items():
+            # one that is away takes no time from the others
+            deadline_ms = self._clock.monotonic_ms() + timeout_ms
+            try:
+                for start in range(0, len(some), SETTLEMENTS_MAX):
+                    part = some[start : start + SETTLEMENTS_MAX]
+                    stale += self._settle_at(name, part, deadline_ms)
+            except RmqError as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
+        return stale
 
     def _settle_at(self, broker_name: str, tasks: Sequence[SettleTask], deadline_ms: float) -> int:
         rows = [

@@ -14,6 +14,7 @@ would keep its disk space.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from rmq_ray.client.instance.outage import ask_for_map, passes
 from rmq_ray.client.scan.scan_plan import split_of
 from rmq_ray.client.scan.split_reader import LocalSplitReader
 from rmq_ray.codec.record_layout import RecordLayout
+from rmq_ray.codec.store_files import OURS
 from rmq_ray.errors import RmqError, StoreError
 from rmq_ray.files import host_id
 from rmq_ray.model.ids import Address, MessageQueue
@@ -64,7 +66,7 @@ class PointReader:
                     for at, layout in reader.read_apart(split, CHUNK_BYTES):
                         yield from _records(at, layout)
                 except StoreError as error:
-                    log.debug("%s is read through its broker from here on: %s", queue, error)
+                    log.debug("records of %s are read through its broker: %s", queue, error)
         finally:
             reader.close()
 
@@ -79,7 +81,9 @@ class PointReader:
             if not passes(error):
                 self._elsewhere.add(address)
             return None
-        if store["host_id"] == host_id():
+        there = f"{store['path']}/{OURS}/identity"
+        # containers of one host have its id, too, and other users may not read the files
+        if store["host_id"] == host_id() and os.access(there, os.R_OK):
             return store
         self._elsewhere.add(address)
         return None

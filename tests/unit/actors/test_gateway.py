@@ -312,3 +312,33 @@ def test_what_is_run_near_a_resource_is_on_its_node_and_without_one_anywhere(
     monkeypatch.setattr(ray, "get", lambda reference, timeout: reference)
     assert gateway.run_on(None, len, ("x",), near=near, timeout_s=1.0) == "x"
     assert asked == {"num_cpus": 0, "max_retries": 0, **wanted}
+
+
+@pytest.mark.parametrize(("resource", "wanted"), [(None, [1] * 9), ("store_a", [0] * 9)])
+def test_tasks_at_a_node_need_no_cpu_of_it_and_run_a_few_at_a_time(
+    resource: str | None, wanted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpus, waiting, most = list[int](), set[int](), list[int]()
+
+    class Task:
+        def options(self, **options: Any) -> Task:
+            cpus.extend([options["num_cpus"]] * 9)
+            return self
+
+        def remote(self, number: int) -> int:
+            waiting.add(number)
+            most.append(len(waiting))
+            return number
+
+    def get(reference: int, timeout: float) -> int:
+        waiting.discard(reference)
+        return 10 * reference
+
+    monkeypatch.setattr(gateway, "require_ray", lambda: None)
+    monkeypatch.setattr(ray, "remote", lambda _function: Task())
+    monkeypatch.setattr(ray, "get", get)
+    each = [(number,) for number in range(9)]
+    found = gateway.run_each(len, each, resource=resource, timeout_s=1.0)
+    assert found == [10 * number for number in range(9)]
+    assert cpus == wanted and max(most) == (9 if resource is None else gateway.TASKS_AT_ONCE)
+    assert gateway.run_each(len, [], resource=resource, timeout_s=1.0) == []

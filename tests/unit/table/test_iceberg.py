@@ -18,7 +18,13 @@ from pyiceberg.exceptions import CommitFailedException
 
 from rmq_ray.clock import ManualClock
 from rmq_ray.codec.arrow.arrow_rows import Rows
-from rmq_ray.errors import CommitRefused, RmqError, TableError, TableStorageError
+from rmq_ray.errors import (
+    CommitRefused,
+    CommitterReplaced,
+    RmqError,
+    TableError,
+    TableStorageError,
+)
 from rmq_ray.model.arrow import COLUMNS, SCHEMA
 from rmq_ray.table.archivist import Archivist
 from rmq_ray.table.columns import schema_of
@@ -95,6 +101,24 @@ def put(tmp_path: Path, *names: str) -> list[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"half")
     return paths
+
+
+def test_a_table_that_its_catalog_lost_waits_for_it_with_every_row(
+    tmp_path: Path, catalog: FaultyCatalog
+) -> None:
+    topic, spec, name = filled(), spec_of(tmp_path), ("default", TOPIC)
+    one = archivist(spec, topic, catalog, "one")
+    one.turn(force=True)
+    metadata = catalog.load_table(name).metadata_location
+    catalog.drop_table(name)
+    topic.send(0, b"behind")
+    with pytest.raises(CommitterReplaced, match="waits for the catalog"):
+        one.turn(force=True)
+    with pytest.raises(TableStorageError, match="register it again"):
+        archivist(spec, topic, catalog, "two")
+    catalog.register_table(name, metadata)
+    archivist(spec, topic, catalog, "three").turn(force=True)
+    assert rows(catalog) == expected_rows(topic)
 
 
 def test_pyiceberg_reads_every_row_and_the_snapshot_says_how_far_it_is(

@@ -1,4 +1,6 @@
-"""What becomes of a pop whose answer got lost: the next one asks for it again, once."""
+"""What becomes of a pop whose answer got lost: the next one asks for it again, once; and of what
+many brokers are told of while one is away.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +9,15 @@ from typing import Any
 import pytest
 
 from rmq_ray.client.instance.timers import DelayedCalls
+from rmq_ray.client.pop.ack_sender import AckSender
 from rmq_ray.client.pop.patience import Patience
 from rmq_ray.client.pop.pop_client import PopClient
+from rmq_ray.client.pop.receipts import ClientLease, SettleTask
 from rmq_ray.errors import ConnectFailed, ConsumeError, RequestTimeout
 from rmq_ray.protocol.filters.subscriptions import parse_subscription
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Command
-from rmq_ray.remoting.wire.pops import LOST, UNTAKEN_FIELD, PopRecords, unpack_pop
+from rmq_ray.remoting.wire.pops import LOST, UNTAKEN_FIELD, PopRecords, Settle, unpack_pop
 from tests.support.clients.scripted_client import ScriptedClient
 
 POP = PopRecords("g", "orders", 1, 1 << 20, 30_000, 0, 0, 16, "TAG", "*")
@@ -118,3 +122,30 @@ def test_who_gives_a_wait_up_is_not_held_up_by_telling_the_broker() -> None:
     rig.client.answer(RequestCode.POP_RECORDS, give_up)
     assert rig.pops.pop("broker-a", POP, patience) == []
     assert withdrawn == [attempt for attempt, _ in rig.asked()]
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_broker_that_is_away_keeps_no_other_from_being_told(
+    wait: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig, told = Rig(), dict[str, float]()
+    acks = AckSender(rig.client, "g", 60_000, rig.delayed)  # type: ignore[arg-type]
+
+    def settle(name: str, _tasks: Any, deadline_ms: float) -> int:
+        told[name] = deadline_ms
+        if name == "broker-a":
+            rig.client.clock.advance_ms(60_000)
+            raise RequestTimeout("broker-a is away")
+        return 0
+
+    monkeypatch.setattr(acks, "_settle_at", settle)
+    leases = [ClientLease(f"broker-{n}", "orders", 0, 1, 1, 0, acks) for n in "abc"]
+    tasks = [SettleTask(lease, Settle.ACK, 1) for lease in leases]
+    if wait:
+        with pytest.raises(RequestTimeout, match="broker-a is away"):
+            acks.settle(tasks)
+    else:
+        acks.settle_later(tasks)
+        acks.flush()
+    assert list(told) == ["broker-a", "broker-b", "broker-c"]
+    assert told["broker-b"] == told["broker-a"] + 60_000, "each has its own time"
