@@ -69,12 +69,13 @@ def at(place: str | None) -> dict[str, Any]:
 
 def near(place: str, nodes: Iterable[Node]) -> dict[str, Any]:
     """Ray's option for an actor or task that is on the first of these nodes that offers this place
-    while that node lives; anywhere else then, and where none does.
+    while that node lives; anywhere else then, and where none does. It holds a little memory: an
+    actor that holds nothing Ray puts on any node, whatever it was told.
     """
     there = next((node.id for node in nodes if node.offers(place)), None)
     if there is None:
         return {}
-    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(there, soft=True)}
+    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(there, soft=True), "memory": 1}
 
 
 def elsewhere(nodes: Collection[str]) -> dict[str, Any]:

@@ -288,7 +288,11 @@ def test_what_ray_cannot_do_by_ray_client_is_told_with_what_can(
 
 @pytest.mark.parametrize(
     ("near", "wanted"),
-    [("store_a", {"scheduling_strategy": (NODE, True)}), ("store_gone", {}), (None, {})],
+    [
+        ("store_a", {"scheduling_strategy": (NODE, True), "memory": 1}),
+        ("store_gone", {}),
+        (None, {}),
+    ],
 )
 def test_what_is_run_near_a_resource_is_on_its_node_and_without_one_anywhere(
     near: str | None, wanted: dict[str, Any], monkeypatch: pytest.MonkeyPatch
