@@ -172,8 +172,7 @@ def create(
 
 def _place(resource: str | None, near: str | None) -> dict[str, Any]:
     if resource is None and near is not None:
-        there = next((node.id for node in nodes() if node.offers(near)), None)
-        return {} if there is None else ray_versions.preferring(there)
+        return placement.near(near, nodes())
     return placement.at(resource)
 
 

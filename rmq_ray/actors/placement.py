@@ -1,14 +1,16 @@
 """Where an actor may run: a custom resource of Ray, or ``label=value``, that only the node with its
-disk offers; or anywhere but on nodes that go.
+disk offers; near such a node; or anywhere but on nodes that go.
 
 Decides what Ray's options for that are and what a node offers; asks Ray nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 HEAD = "node:__internal_head__"
 """The resource that Ray gives the head node."""
@@ -63,6 +65,17 @@ def at(place: str | None) -> dict[str, Any]:
     if is_label:
         return {"label_selector": {label: value}, "memory": 1}
     return {"resources": {place: 0.001}}
+
+
+def near(place: str, nodes: Iterable[Node]) -> dict[str, Any]:
+    """Ray's option for an actor or task that is on the first of these nodes that offers this place
+    while that node lives; anywhere else then, and where none does. It holds a little memory: an
+    actor that holds nothing Ray puts on any node, whatever it was told.
+    """
+    there = next((node.id for node in nodes if node.offers(place)), None)
+    if there is None:
+        return {}
+    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(there, soft=True), "memory": 1}
 
 
 def elsewhere(nodes: Collection[str]) -> dict[str, Any]:

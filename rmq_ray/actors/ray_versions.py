@@ -2,7 +2,6 @@
 ends it; nothing else asks which Ray is there.
 
     2.50 to 2.54   BlockMetadata must be told its input files        ``block_metadata``
-    2.50 to 2.54   a label is demanded, never only preferred         ``preferring``
     2.50 to 2.59   job checkpoints take no manager or filter class   ``JOB_CHECKPOINTS``
 """
 
@@ -10,12 +9,10 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rmq_ray.actors.placement import NODE_LABEL
 from rmq_ray.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -66,16 +63,6 @@ def require_window() -> None:
             f"'rmq_ray[ray]' brings one that fits; a client that is given name_servers= needs none",
             ray.__version__,
         )
-
-
-def preferring(node: str) -> dict[str, Any]:
-    """Options of an actor or a task that is on this node (an id) while the node lives, and on any
-    other then. An affinity that is soft, as before 2.55, puts an actor that holds no resource on
-    another node half of the time (8 of 14 were on the one of two that was asked for).
-    """
-    if version_of(ray.__version__) < (2, 55):
-        return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True)}
-    return {"label_selector": {NODE_LABEL: node}, "fallback_strategy": [{"label_selector": {}}]}
 
 
 def block_metadata(rows: int | None, size_bytes: int) -> BlockMetadata:

@@ -1,5 +1,6 @@
 """From bare hosts to a running cluster, and through the loss of one or the head: `ray up`, `rmq-ray
 up`, producers, consumers, bulk reads, Spark, a power cut, a slave that takes over, `ray up` again.
+All the while the topic is a table in an object store on the desk.
 
 broker-a has a copy on each host, broker-b only one: the disk of db2.
 
@@ -16,6 +17,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from tests.support.waiting import eventually
 from tools import hosts as machines
 
 ROOT = Path(__file__).resolve().parents[2]
+LAKE = ROOT / "tests" / "e2e" / "three_hosts_lake.py"
 ADDRESSES = {"head": "10.77.0.1", "db1": "10.77.0.2", "db2": "10.77.0.3"}
 pytestmark = pytest.mark.calm  # Ray gives a host half a minute to start
 MESSAGES = 1_000
@@ -56,7 +59,12 @@ name = "broker-b"
 resource = "store_db2"
 store = { path = "/mnt/disk/store" }
 """
-ENVIRONMENT = {
+KEYS = {
+    "AWS_ACCESS_KEY_ID": "key",
+    "AWS_SECRET_ACCESS_KEY": "secret",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+ENVIRONMENT = KEYS | {
     "PATH": f"{Path(sys.prefix) / 'bin'}:/usr/sbin:/usr/bin:/sbin:/bin",
     "PYTHONPATH": str(ROOT),
     "RAY_AUTH_MODE": "token",
@@ -101,9 +109,13 @@ def hosts() -> Iterator[machines.Hosts]:
         for name in made.addresses:
             home = directory / name / "home"
             (home / "rmq-ray-venv").symlink_to(sys.prefix)
-            (home / ".profile").write_text(f"export PYTHONPATH={ROOT}\n")
+            known = {"PYTHONPATH": str(ROOT), **KEYS}
+            lines = [f"export {name}={value}\n" for name, value in known.items()]
+            (home / ".profile").write_text("".join(lines))
         (directory / "desk" / "cluster.yaml").write_text(launcher())
         (directory / "head" / "home" / "rmq.toml").write_text(RMQ_TOML)
+        serve = f"setsid {sys.executable} {LAKE} serve >/mnt/lake.log 2>&1 &"
+        made.run("desk", ["sh", "-c", serve], env=ENVIRONMENT)
         yield made
     shutil.rmtree(directory)
 
@@ -150,6 +162,32 @@ def job(hosts: machines.Hosts, *arguments: str) -> dict[str, Any]:
     return dict(json.loads((hosts.directory / "head" / "answer.json").read_text()))
 
 
+def lake(hosts: machines.Hosts) -> dict[str, Any]:
+    """The table as the desk reads it."""
+    return dict(json.loads(hosts.run("desk", [sys.executable, str(LAKE), "read"], env=ENVIRONMENT)))
+
+
+def archivists(hosts: machines.Hosts) -> list[str]:
+    """The hosts that one runs on."""
+
+    def title(pid: int) -> str:
+        with suppress(OSError):  # it ended
+            return Path(f"/proc/{pid}/cmdline").read_text()
+        return ""
+
+    return [
+        name for name in ADDRESSES if any("ArchivistShell" in title(p) for p in hosts.pids(name))
+    ]
+
+
+@judging()
+def check_table(hosts: machines.Hosts, verified: list[Any], sent: list[int]) -> None:
+    """Every message is there; a batch that was sent again is there as often as in the log."""
+    found = lake(hosts)
+    assert found["numbers"] == sent
+    assert verified == [found["rows"], True] and found["places"] == found["rows"]
+
+
 @pytest.fixture(scope="module")
 def sent() -> list[int]:
     """The numbers of the messages that are stored; each test sends what comes next."""
@@ -165,7 +203,8 @@ def started(hosts: machines.Hosts, sent: list[int]) -> dict[str, Any]:
     rmq_ray(
         hosts, "--cluster", "hosts", "topic", "create", "orders", "--queues", "4"
     )  # on both brokers; a first send would make it on one
-    assert job(hosts, f"produce:0:{MESSAGES}") == {
+    eventually((hosts.directory / "desk" / "lake.ready").exists)
+    assert job(hosts, "create_table", f"produce:0:{MESSAGES}") == {
         "stored": MESSAGES,
         "brokers": ["broker-a", "broker-b"],
     }
@@ -221,6 +260,7 @@ def test_a_master_whose_host_loses_its_power_is_replaced_and_follows_when_it_is_
         assert found["rows"] == MESSAGES
         assert found["scans"] == {host: [MESSAGES, MESSAGES] for host in ("db1", "db2")}
     processes = hosts.pids("db1")
+    assert archivists(hosts) == ["db1"], "beside the first broker"
     hosts.cut_power("db1")
     assert processes and not any(Path(f"/proc/{pid}").exists() for pid in processes)
     after = job(hosts, more(sent), "scan:db2")
@@ -258,7 +298,9 @@ def test_a_master_whose_host_loses_its_power_is_replaced_and_follows_when_it_is_
         True,
         started["broker-a"]["0"],
     )
-    whole = job(hosts, more(sent), f"consume:{len(sent)}")
+    whole = job(hosts, more(sent), f"consume:{len(sent)}", "table")
+    assert archivists(hosts) in (["head"], ["db2"])
+    check_table(hosts, whole["table"], sent)
     counted = job(hosts, "spark")["spark"][1]
     with judging():
         assert whole["numbers"] == sent and counted == len(sent)
@@ -277,7 +319,8 @@ def test_a_head_that_lost_its_power_comes_back_with_every_message(
         started["name_servers"],
         3,
     )
-    after = job(hosts, more(sent), f"consume:{len(sent)}")
+    after = job(hosts, more(sent), f"consume:{len(sent)}", "table")
     assert after["stored"] == MESSAGES
     with judging():
         assert after["numbers"] == sent
+    check_table(hosts, after["table"], sent)

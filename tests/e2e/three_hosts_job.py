@@ -9,6 +9,8 @@ Spark. Writes what it found to /mnt/answer.json.
     python three_hosts_job.py scan:db1:db2         reads what was planned on these hosts: beside the
                                                    log where it can, and through the stream
     python three_hosts_job.py spark                reads the topic into Spark
+    python three_hosts_job.py create_table         makes the topic a table in the desk's store
+    python three_hosts_job.py table                waits until all is in the table, and verifies it
 
 Several words are done one after the other.
 """
@@ -19,6 +21,7 @@ import json
 import pickle
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,8 @@ from rmq_ray.actors.discovery import discovery_for
 from rmq_ray.client.scan.scan_plan import open_reader, plan_scan
 from rmq_ray.client.scan.stream_split_reader import StreamSplitReader
 from rmq_ray.clock import SYSTEM_CLOCK
+from tests.e2e.three_hosts_lake import LOCATION
+from tests.support.waiting import eventually
 
 CLUSTER, TOPIC = "hosts", "orders"
 ACTORS, BATCH = 2, 100
@@ -163,6 +168,26 @@ def spark() -> dict[str, Any]:
         mqs.stop()
 
 
+def create_table() -> dict[str, Any]:
+    rmq.connect(CLUSTER).tables.create(TOPIC, LOCATION, max_lag_s=10)
+    return {}
+
+
+def table() -> dict[str, Any]:
+    """Rows that log and table both have, and whether they are the same."""
+    tables = rmq.connect(CLUSTER).tables
+
+    def is_flushed() -> bool:
+        with suppress(rmq.ClusterError):  # its archivist begins on another host
+            tables.flush(TOPIC, 30.0)
+            return True
+        return False
+
+    eventually(is_flushed)
+    found = tables.verify(TOPIC)
+    return {"table": [sum(row["table_rows"] for row in found), all(row["equal"] for row in found)]}
+
+
 if __name__ == "__main__":
     ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
     answer: dict[str, Any] = {}
@@ -174,6 +199,8 @@ if __name__ == "__main__":
             "plan": plan,
             "scan": scan,
             "spark": spark,
+            "create_table": create_table,
+            "table": table,
         }[name]
         answer |= work(
             *(int(argument) if argument.isdigit() else argument for argument in arguments)

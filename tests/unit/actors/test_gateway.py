@@ -288,7 +288,11 @@ def test_what_ray_cannot_do_by_ray_client_is_told_with_what_can(
 
 @pytest.mark.parametrize(
     ("near", "wanted"),
-    [("store_a", {"preferred": NODE}), ("store_gone", {}), (None, {})],
+    [
+        ("store_a", {"scheduling_strategy": (NODE, True), "memory": 1}),
+        ("store_gone", {}),
+        (None, {}),
+    ],
 )
 def test_what_is_run_near_a_resource_is_on_its_node_and_without_one_anywhere(
     near: str | None, wanted: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -307,10 +311,12 @@ def test_what_is_run_near_a_resource_is_on_its_node_and_without_one_anywhere(
     monkeypatch.setattr(
         gateway, "nodes", lambda: [placement.Node("10.0.0.1", frozenset({"store_a"}), id=NODE)]
     )
-    monkeypatch.setattr(gateway.ray_versions, "preferring", lambda node: {"preferred": node})
     monkeypatch.setattr(ray, "remote", lambda _function: Task())
     monkeypatch.setattr(ray, "get", lambda reference, timeout: reference)
     assert gateway.run_on(None, len, ("x",), near=near, timeout_s=1.0) == "x"
+    if "scheduling_strategy" in asked:
+        strategy = asked["scheduling_strategy"]
+        asked["scheduling_strategy"] = strategy.node_id, strategy.soft
     assert asked == {"num_cpus": 0, "max_retries": 0, **wanted}
 
 

@@ -6,7 +6,7 @@ import pytest
 import ray
 
 from rmq_ray import data as mqd
-from rmq_ray.actors import gateway, placement, ray_versions
+from rmq_ray.actors import gateway, ray_versions
 from rmq_ray.errors import ClusterError
 
 
@@ -35,15 +35,3 @@ def test_a_block_tells_rows_and_bytes_and_no_files() -> None:
     told = ray_versions.block_metadata(7, 700)
     assert (told.num_rows, told.size_bytes, told.exec_stats) == (7, 700, None)
     assert not told.input_files
-
-
-def test_a_node_is_preferred_by_its_label_and_before_that_by_a_soft_affinity(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    node = "ab" * 28
-    found = ray_versions.preferring(node)
-    assert found["label_selector"] == {placement.NODE_LABEL: node}
-    assert found["fallback_strategy"] == [{"label_selector": {}}], "any other"
-    monkeypatch.setattr(ray, "__version__", "2.54.0")
-    strategy = ray_versions.preferring(node)["scheduling_strategy"]
-    assert (strategy.node_id, strategy.soft) == (node, True)
