@@ -281,11 +281,9 @@ def _result(reference: Any, method: str, timeout_s: float) -> Any:
     try:
         return ray.get(reference, timeout=timeout_s)
     except ray.exceptions.GetTimeoutError:
-        raise ClusterError(
-            f"actor call {method} was not answered within {timeout_s:.0f} s; is the cluster "
-            f"out of CPU or the actor stopped?",
-            method,
-        ) from None
+        late = f"actor call {method} was not answered within {timeout_s:.0f} s"
+        said = f"{late}; is the cluster out of CPU or the actor stopped?"
+        raise ClusterError(said, method) from None
     except ray.exceptions.RayError as error:
         raise _ours(error, method) from None
 
@@ -612,17 +610,13 @@ def run_on(
     try:
         found: T = ray.get(reference, timeout=timeout_s)
     except ray.exceptions.GetTimeoutError:
-        raise ClusterError(
-            f"{what} did not end within {timeout_s:.0f} s; does the node live, and answers "
-            f"its disk?",
-            what,
-        ) from None
+        late = f"{what} did not end within {timeout_s:.0f} s; does the node live, and its disk?"
+        raise ClusterError(late, what) from None
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, RmqError):
             raise error.cause from None
-        raise ClusterError(
-            f"{what} failed: {error.cause}; is rmq_ray of this version installed there?", what
-        ) from None
+        said = f"{what} failed: {error.cause}; is rmq_ray of this version installed there?"
+        raise ClusterError(said, what) from None
     except ray.exceptions.RayError as error:
         raise ClusterError(f"{what} failed: {error}", what) from None
     return found
