@@ -161,6 +161,13 @@ def test_a_bucket_that_vanishes_is_told_and_caught_up_with_when_it_is_back(s3: A
     assert rows(location) == expected_rows(topic)
 
 
+def delete_bucket(client: Any) -> None:
+    """With all that is in it."""
+    for found in client.list_objects_v2(Bucket=BUCKET)["Contents"]:
+        client.delete_object(Bucket=BUCKET, Key=found["Key"])
+    client.delete_bucket(Bucket=BUCKET)
+
+
 def test_a_bucket_that_vanishes_with_its_table_is_told_and_filled_anew_from_the_log(
     s3: Any,
 ) -> None:
@@ -171,9 +178,7 @@ def test_a_bucket_that_vanishes_with_its_table_is_told_and_filled_anew_from_the_
     topic.send(0, b"1")
     one = archivist(location, topic, "one")
     one.turn(force=True)
-    for found in client.list_objects_v2(Bucket=BUCKET)["Contents"]:
-        client.delete_object(Bucket=BUCKET, Key=found["Key"])
-    client.delete_bucket(Bucket=BUCKET)
+    delete_bucket(client)
     topic.send(0, b"2")
     with pytest.raises(TableStorageError, match="create the bucket"):
         one.turn(force=True)
@@ -333,9 +338,7 @@ def test_an_iceberg_table_whose_bucket_vanished_is_told_and_begins_anew_once_the
     topic.send(0, b"1")
     one = committer(spec, topic, "one")
     one.turn(force=True)
-    for found in client.list_objects_v2(Bucket=BUCKET)["Contents"]:
-        client.delete_object(Bucket=BUCKET, Key=found["Key"])
-    client.delete_bucket(Bucket=BUCKET)
+    delete_bucket(client)
     topic.send(0, b"2")
     with pytest.raises(TableStorageError, match="create the bucket"):
         one.turn(force=True)
