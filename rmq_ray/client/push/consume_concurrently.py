@@ -21,7 +21,8 @@ out of the ordinary:
 So a slow listener runs in as many threads as there are, whatever a thread has claimed. For a quick
 one two threads are awake, and two more for each call that has not returned after 10 ms: twenty that
 take turns at one interpreter, and at a lock of the listener, are slower than one, and make its
-calls look slow.
+calls look slow. Whether more threads are of use to slow calls ``awake_threads`` tries; where two
+are as good, they claim as for a quick listener.
 
 Decides the settlement of results, and who works on what. Does not pull, and does not decide what an
 answer of the listener means (``listener.judge``).
@@ -38,7 +39,8 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from threading import get_ident
+from math import inf
+from threading import Lock, get_ident
 from typing import Any
 
 from rmq_ray.client.consumer.assigned_queue import AssignedQueue, ReadyBatch
@@ -53,6 +55,7 @@ from rmq_ray.client.messages.listener import (
     judge,
 )
 from rmq_ray.client.messages.received import MessageExt
+from rmq_ray.client.push.awake_threads import QUICK_THREADS, AwakeThreads
 from rmq_ray.client.push.consuming_threads import ConsumingThreads
 from rmq_ray.client.push.key_limiter import KeyLimiter
 from rmq_ray.client.push.listener_breaker import ListenerBreaker
@@ -69,8 +72,6 @@ KEPT = 0.25
 """What the calls before the last look weigh in the average of all, so that one that lost the
 processor to another thread is one of the thousands of a quick listener.
 """
-QUICK_THREADS = 2
-"""Awake while calls are quick."""
 # level of a message whose listener takes longer than consume_timeout_minutes
 OVERDUE_DELAY_LEVEL = 3
 
@@ -87,7 +88,7 @@ class Claim:
     time, so that a portion is taken by the thread or by whoever breaks the claim up.
     """
 
-    __slots__ = ("batch", "began_ms", "done", "portions", "single", "todo")
+    __slots__ = ("batch", "began_ms", "done", "portions", "single", "todo", "took_ms")
 
     def __init__(self, batch: ReadyBatch, portion: int, began_ms: float) -> None:
         self.batch = batch
@@ -98,6 +99,8 @@ class Claim:
         """Of which the listener said that they are done; not settled yet."""
         self.began_ms = began_ms
         """When the running call of the listener began."""
+        self.took_ms: deque[float] = deque()
+        """The calls that ended, until they are counted."""
         self.single: dict[int, ReadyBatch] | None = None
         """The batches that it was broken up into; changed under the lock of its queue."""
 
@@ -130,10 +133,14 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
         self._portion = parts.config.batch_size
         self.call_mean_ms = 0.0
         """How long the listener's calls take, as of the last look."""
+        self._counting = Lock()
         self._took_ms = self._took_calls = 0.0
-        """Of the calls that ended. Not locked: that of two that end at once one may not count does
-        no harm.
-        """
+        """Of the calls that ended, those before the last look by ``KEPT``. Under ``_counting``."""
+        self._awake = AwakeThreads()
+        self._ended = 0
+        """Calls since the start. Under ``_counting``."""
+        self._since = 0.0, 0
+        """When the time that is looked at began, and what had ended by then."""
         self._claims: set[Claim] = set()
         self._calls: dict[int, float] = {}
         """Of batches that are one portion: thread -> when its call began."""
@@ -157,7 +164,7 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
                 self._limiter.hand_out(item, self._consume_in_turn)
             elif item.count <= self._portion:
                 self.consume(item)
-            elif self.call_mean_ms < SLOW_CALL_MS and not self.pauses:
+            elif (self._awake.suffice or self.call_mean_ms < SLOW_CALL_MS) and not self.pauses:
                 self._work_off(item)
             else:
                 self._consume_first(item)
@@ -177,17 +184,18 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
 
     def _work_off(self, batch: ReadyBatch) -> None:
         """Portion by portion, until one fails, the consumer stops or others took the rest."""
-        work, clock = batch.owner, self._parts.clock
+        work, clock, portion = batch.owner, self._parts.clock, self._portion
         now_ms = clock.now_ms()
         if not self._begin(batch, now_ms):
             return
-        claim = Claim(batch, self._portion, clock.monotonic_ms())
+        claim = Claim(batch, portion, clock.monotonic_ms())
         self._claims.add(claim)
         self._look_later()  # after it was added: a look that ends now may not have seen it
         try:
             start, verdict = self._call_on(claim, now_ms)
         finally:
             self._claims.discard(claim)
+            self._took(work.queue.topic, _drain(claim.took_ms))
         with work.lock:
             work.last_begun = max(work.last_begun, batch.page.offsets[batch.indices[start]])
             rest = self._settle(claim)
@@ -195,7 +203,7 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
         if work.held_back:
             self._drained(work)
         if verdict is not None:
-            failed = claim.single[start] if claim.single else self._part(batch, start)
+            failed = claim.single[start] if claim.single else batch.part(start, start + portion)
             self._settle_failures(failed, verdict)
 
     def _call_on(self, claim: Claim, now_ms: int) -> tuple[int, ConsumeVerdict | None]:
@@ -205,7 +213,7 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
         batch, portion, work = claim.batch, self._portion, claim.batch.owner
         group, queue, process = self._parts.group, work.queue, work.process
         listener, take, elapsed_ms = self._listener, self._take, self._parts.clock.monotonic_ms
-        todo, start, times = claim.todo, 0, self.times_of(queue.topic)
+        todo, start, took_ms = claim.todo, 0, claim.took_ms
         while todo and not self._stopping and not process.dropped:
             try:
                 start = todo.popleft()
@@ -217,8 +225,7 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
             except BaseException as error:  # noqa: BLE001
                 answer = error
             claim.began_ms = ended_ms = elapsed_ms()
-            self._took(ended_ms - began_ms)
-            times.add(ended_ms - began_ms)
+            took_ms.append(ended_ms - began_ms)
             if answer is not None or ctx.ack_index is not ACK_ALL:
                 count = min(portion, batch.count - start)
                 verdict = judge(answer, ctx, count)
@@ -229,12 +236,14 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
                 self._breaker.succeeded()
         return start, None
 
-    def _took(self, call_ms: float) -> None:
-        self._took_ms += min(call_ms, LOOK_MS)
-        self._took_calls += 1
-
-    def _part(self, batch: ReadyBatch, start: int) -> ReadyBatch:
-        return batch.part(start, start + self._portion)
+    def _took(self, topic: str, calls_ms: Sequence[float]) -> None:
+        short = max(calls_ms, default=0.0) <= LOOK_MS
+        took_ms = sum(calls_ms if short else (min(one, LOOK_MS) for one in calls_ms))
+        with self._counting:
+            self.times_of(topic).add_all(calls_ms)
+            self._took_ms += took_ms
+            self._took_calls += len(calls_ms)
+            self._ended += len(calls_ms)
 
     def _settle(self, claim: Claim) -> list[ReadyBatch]:
         """Finish what the listener is done with. Anything else is a batch of its own from now on;
@@ -252,7 +261,7 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
             work.process.finish(batch)
         else:
             left = sorted({*claim.portions} - {*done})
-            claim.single = {start: self._part(batch, start) for start in left}
+            claim.single = {start: batch.part(start, start + portion) for start in left}
             work.process.replace(batch, list(claim.single.values()))
             for start in {*left} - {*rest}:
                 claim.single[start].started_ms = batch.started_ms
@@ -273,34 +282,45 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
     def _look_later(self) -> None:
         if not self._looking:
             self._looking = True
+            self._since = self._parts.clock.monotonic_ms(), self._ended
             self._parts.delayed.after(LOOK_MS, self.look)
 
     def look(self) -> None:
         """Give away what waits behind a call that does not return, and wake more threads where
         calls are slow; again while there are claims, or a thread is kept asleep.
         """
-        self._looking = False  # first: a claim that comes in meanwhile may be looked at twice
         now_ms = self._parts.clock.monotonic_ms()
+        since_ms, before = self._since
+        waiting = not self._ready.empty() or any(claim.todo for claim in list(self._claims))
+        self._looking = False  # before claims are looked at: one that comes in may be so twice
         blocked = sum(now_ms - began_ms >= LOOK_MS for began_ms in list(self._calls.values()))
         for claim in list(self._claims):
+            self._took(claim.batch.owner.queue.topic, _drain(claim.took_ms))
             took_ms = now_ms - claim.began_ms
             blocked += took_ms >= LOOK_MS
             if took_ms >= LOOK_MS and claim.single is None:
-                self._took(took_ms)
+                with self._counting:
+                    self._took_ms += LOOK_MS
+                    self._took_calls += 1
                 with claim.batch.owner.lock:
                     rest = self._settle(claim)
                 self._ready.put_first(rest)
                 if claim.batch.owner.held_back:
                     self._drained(claim.batch.owner)
-        if self._took_calls >= 1:
-            self.call_mean_ms = self._took_ms / self._took_calls
-            self._took_ms *= KEPT
-            self._took_calls *= KEPT
-        if not self._stopping:
-            slow = self.call_mean_ms >= SLOW_CALL_MS
-            more = 2 * self._ready.limit if slow else QUICK_THREADS * (1 + blocked)
-            self._ready.limit = min(more, max(QUICK_THREADS, self._ready.threads))
-            self._ready.wake()
+        with self._counting:
+            if self._took_calls >= 1:
+                self.call_mean_ms = self._took_ms / self._took_calls
+                self._took_ms *= KEPT
+                self._took_calls *= KEPT
+        if self.call_mean_ms < SLOW_CALL_MS:
+            self._awake = AwakeThreads()
+        elif waiting:
+            self._awake.looked(self._ended - before, now_ms - since_ms, self._ready.threads)
+        wanted = max(self._awake.count, QUICK_THREADS * (1 + blocked))
+        self._ready.limit = min(wanted, max(QUICK_THREADS, self._ready.threads))
+        if self._stopping:  # perhaps since the line before
+            self._ready.limit = inf
+        self._ready.wake()
         if self._claims:
             self._look_later()
 
@@ -309,12 +329,10 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
     def _begin(self, batch: ReadyBatch, now_ms: int) -> bool:
         work = batch.owner
         with work.lock:
-            if self._stopping and (self.pauses or batch.first > work.last_begun):
+            left = self._stopping and (self.pauses or batch.first > work.last_begun)
+            if left or not work.process.begin(batch, now_ms):
                 return False
-            if not work.process.begin(batch, now_ms):
-                return False
-            if batch.first > work.last_begun:
-                work.last_begun = batch.first
+            work.last_begun = max(work.last_begun, batch.first)
         return True
 
     def consume(self, batch: ReadyBatch) -> None:
@@ -334,9 +352,7 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
             answer = error
         began_ms = self._calls.pop(me, None)
         if began_ms is not None:
-            took_ms = clock.monotonic_ms() - began_ms
-            self._took(took_ms)
-            self.times_of(work.queue.topic).add(took_ms)
+            self._took(work.queue.topic, (clock.monotonic_ms() - began_ms,))
         done = answer is None and ctx.ack_index is ACK_ALL
         verdict = None if done else judge(answer, ctx, batch.count)
         if verdict is None or verdict.done == batch.count:
@@ -380,12 +396,10 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
         if verdict.fault is not None:
             self._report(failed, verdict.fault, self._parts.retries_max)
         with work.lock:
-            live = not work.process.dropped and work.process.holds(batch)
-        if not live:
-            with work.lock:
+            if work.process.dropped or not work.process.holds(batch):
                 work.counters.consumed_ok += verdict.done
                 work.counters.consumed_failed += len(failed)
-            return
+                return
         kept = self._send_back.send_back_all(failed, verdict.delay_level, verdict.why)
         if kept:
             self._keep(batch, kept, verdict.done, len(failed))
@@ -428,13 +442,10 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
             work.counters.consumed_failed += failed
             work.counters.sent_back += failed - len(kept)
         batch.messages = kept
-        log.warning(
-            "%d messages of %s are kept and tried again in %d ms: no broker took them back",
-            len(kept),
-            work.queue,
-            parts.config.send_back_retry_ms,
-        )
-        parts.delayed.after(parts.config.send_back_retry_ms, partial(self.submit, (batch,)))
+        again_ms = parts.config.send_back_retry_ms
+        said = "%d messages of %s are kept and tried again in %d ms: no broker took them back"
+        log.warning(said, len(kept), work.queue, again_ms)
+        parts.delayed.after(again_ms, partial(self.submit, (batch,)))
 
     # --- listeners that hang ----------------------------------------------------------------------
 
@@ -471,11 +482,8 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
         why = f"the listener had it for more than {minutes} minutes"
         if self._send_back.send_back_all(batch.take(batch.started_ms), OVERDUE_DELAY_LEVEL, why):
             return False
+        self._finish(batch, 0, 0)
         with work.lock:
-            if not work.process.dropped:
-                self._parts.offsets.update(
-                    work.queue, work.process.finish(batch), increase_only=True
-                )
             self._count_back(work, batch.count)
         return True
 
@@ -486,9 +494,9 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
             work.counters.dropped += count
 
 
-def _drain(numbers: deque[int]) -> list[int]:
+def _drain(numbers: deque[Any]) -> list[Any]:
     """Everything in it, also what is put in meanwhile; each number is taken by one thread."""
-    taken: list[int] = []
+    taken = []
     while numbers:
         try:
             taken.append(numbers.popleft())

@@ -210,20 +210,17 @@ class ReadyQueue(Generic[T]):
     def put(self, item: T) -> None:
         """Behind everything that waits."""
         self._items.append(item)
-        if self._asleep and not self._waking:
-            self._wake()
+        self.wake()
 
     def put_all(self, items: Iterable[T]) -> None:
         """Behind everything that waits, in this order."""
         self._items.extend(items)
-        if self._asleep and not self._waking:
-            self._wake()
+        self.wake()
 
     def put_first(self, items: Sequence[T]) -> None:
         """Before everything that waits, in this order."""
         self._items.extendleft(reversed(items))
-        if items and self._asleep and not self._waking:
-            self._wake()
+        self.wake()
 
     def get(self, timeout: float) -> T:
         """The oldest item; ``queue.Empty`` when ``timeout`` seconds went by in which nobody woke
@@ -242,8 +239,7 @@ class ReadyQueue(Generic[T]):
             item = self._items.popleft()
         except IndexError:
             raise Empty from None
-        if self._items and self._asleep and not self._waking:
-            self._wake()
+        self.wake()
         return item
 
     @property

@@ -529,6 +529,26 @@ def call_often(rig: ConsumerRig, work: AssignedQueue, calls: int) -> None:
         handle_next(rig)
 
 
+def goes_on(
+    rig: ConsumerRig, listener: Listener, work: AssignedQueue, looks: int, together: bool
+) -> list[float]:
+    """How many threads may be awake after each look, while more waits for them. Between two looks
+    ten calls of a millisecond end; ``together``: so many of each two threads.
+    """
+    listener.answer = lambda _messages, _ctx: rig.clock.advance_ms(1)
+    limits = []
+    for _ in range(looks):
+        call_often(rig, work, 10)
+        others = int(rig.consumption._ready.limit) // 2 - 1
+        rig.consumption._ended += 10 * others * together
+        rig.consumption.submit(rig.found(work, [work.process.commit_offset]))
+        rig.consumption.look()
+        limits.append(rig.consumption._ready.limit)
+        while not rig.consumption._ready.empty():
+            handle_next(rig)
+    return limits
+
+
 def test_calls_that_lost_the_processor_now_and_then_do_not_make_a_listener_slow() -> None:
     rig, listener, work = claim_rig()
     handle_next(rig)
@@ -550,14 +570,18 @@ def test_a_listener_that_waits_for_less_than_a_look_now_and_then_gets_all_thread
     rig, listener, work = claim_rig()
     handle_next(rig)
     rig.consumption._ready.threads = 20
+    limits = set[float]()
 
     def wait(messages: list[MessageExt], _ctx: ConsumeContext) -> None:
         if messages[0].queue_offset % each == 0:
+            limit = rig.consumption._ready.limit
+            limits.add(limit)
+            rig.consumption._ended += each * (int(limit) // 2 - 1)  # by the other threads
             rig.advance(took_ms)
 
     listener.answer = wait
-    call_often(rig, work, 2_000)
-    assert rig.consumption.call_mean_ms > SLOW_CALL_MS and rig.consumption._ready.limit == 20
+    call_often(rig, work, 5_000)
+    assert rig.consumption.call_mean_ms > SLOW_CALL_MS and 20 in limits
 
 
 def test_a_listener_that_turns_slow_after_many_quick_calls_and_quick_again_is_seen_at_once() -> (
@@ -566,24 +590,59 @@ def test_a_listener_that_turns_slow_after_many_quick_calls_and_quick_again_is_se
     rig, listener, work = claim_rig()
     call_often(rig, work, 2_000)
     rig.consumption._ready.threads = 20
-
-    def looks_until(limit: int, calls: int) -> int:
-        """Calls that fit into the time between two looks."""
-        for looks in range(1, 21):
-            call_often(rig, work, calls)
-            rig.consumption.look()
-            if rig.consumption._ready.limit == limit:
-                return looks
-        pytest.fail(f"not {limit} threads after 20 looks")
-
-    listener.answer = lambda _messages, _ctx: rig.clock.advance_ms(2)
-    assert looks_until(20, 10) <= 6
+    assert 20 in goes_on(rig, listener, work, 16, together=True)
     listener.answer = None
-    assert looks_until(2, 1_000) == 1
-    assert rig.consumption.call_mean_ms < SLOW_CALL_MS
+    call_often(rig, work, 1_000)
+    rig.consumption.look()
+    assert rig.consumption._ready.limit == 2 and rig.consumption.call_mean_ms < SLOW_CALL_MS
 
 
-def test_two_threads_are_awake_for_a_quick_listener_more_while_calls_block_or_are_slow() -> None:
+def test_calls_that_wait_for_one_another_get_two_threads_again_which_claim_messages() -> None:
+    rig, listener, work = claim_rig()
+    rig.consumption._ready.threads = 20
+    assert 20 in goes_on(rig, listener, work, 16, together=True)
+    assert 2 in goes_on(rig, listener, work, 100, together=False)
+    assert rig.consumption.call_mean_ms > SLOW_CALL_MS and rig.consumption._awake.suffice
+    before, first = len(listener.calls), work.process.commit_offset
+    rig.consumption.submit(rig.found(work, range(first, first + 32)))
+    handle_next(rig)
+    assert len(listener.calls) == before + 32 and rig.offset(work.queue) == first + 32
+    assert 20 in goes_on(rig, listener, work, 200, together=True), "and again"
+
+
+def test_a_call_that_lost_the_interpreter_among_the_first_few_makes_no_listener_slow() -> None:
+    rig, listener, work = claim_rig()
+    rig.consumption._ready.threads = 20
+
+    def lose(messages: list[MessageExt], _ctx: ConsumeContext) -> None:
+        if messages[0].queue_offset == 3:
+            rig.clock.advance_ms(5)
+
+    listener.answer = lose
+    handle_next(rig)
+    rig.consumption.look()
+    assert rig.consumption.call_mean_ms > SLOW_CALL_MS and rig.consumption._ready.limit == 2
+    call_often(rig, work, 200)
+    rig.consumption.look()
+    assert rig.consumption.call_mean_ms < SLOW_CALL_MS and rig.consumption._ready.limit == 2
+
+
+def test_calls_of_a_claim_count_while_it_lasts() -> None:
+    rig, listener, _work = claim_rig(count=32)
+    limits: list[float] = []
+    rig.consumption._ready.threads = 20
+
+    def wait(_messages: list[MessageExt], _ctx: ConsumeContext) -> None:
+        rig.advance(9)
+        limits.append(rig.consumption._ready.limit)
+
+    listener.answer = wait
+    handle_next(rig)
+    assert limits[0] == 2 and 4 in limits, "more threads are tried before it ended"
+    assert sum(rig.consumption.times_of("orders").counts) == len(listener.calls)
+
+
+def test_two_threads_are_awake_for_a_quick_listener_and_more_while_calls_block() -> None:
     rig, listener, _work = claim_rig()
     ready, seen = rig.consumption._ready, []
     ready.threads = 20
@@ -597,13 +656,6 @@ def test_two_threads_are_awake_for_a_quick_listener_more_while_calls_block_or_ar
     listener.answer = block
     handle_next(rig)
     assert seen == [2, 4], "its call has not returned"
-    rig.consumption.call_mean_ms = 2 * SLOW_CALL_MS
-    limits = []
-    for _ in range(4):
-        rig.consumption.look()
-        limits.append(ready.limit)
-    assert limits == [8, 16, 20, 20]
-    rig.consumption.call_mean_ms = 0.0
     rig.consumption.look()
     assert ready.limit == 2
 
