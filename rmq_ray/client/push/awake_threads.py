@@ -1,9 +1,8 @@
-"""How many consuming threads are awake for a slow listener: as many as end the most calls.
+"""How many consuming threads are awake for a slow listener: all, or two where these are as good.
 
-    twice as many ──a fifth more calls end?──┬─ yes: so many, and twice as many again
-                                             └─ no: as before; a rest, then half as many
-    half as many ───as many calls end?───────┬─ yes: so many, and half as many again
-                                             └─ no: as before; a rest, then twice as many
+    two ──slow──> four ─> ... ─> all ──a rest──> two for a moment ──as many calls end?─┬─ yes: two
+                                  ^                                                   └─ no: all
+                                  └── a fifth more calls end? ── all for a moment <──a rest── two
 
 Decides that by trying. Calls that wait for a network end sooner beside one another; those that wait
 for one another, for the interpreter or a lock, do not, and take as long: time does not tell them
@@ -19,44 +18,56 @@ MEASURED_MS, MEASURED_CALLS = 20.0, 3
 would decide.
 """
 MORE, AS_MANY = 1.2, 0.95
-REST_MIN, REST_MAX = 4, 32  # rates
+REST_MIN, REST_MAX = 8, 128  # rates
 
 
 class AwakeThreads:
-    """Of a listener since it is slow. ``count``: how many; ``suffice``: two, and more would end no
+    """Of a listener since it is slow. ``count``: how many; ``suffice``: two, and all would end no
     more calls.
     """
 
     def __init__(self) -> None:
         self.count, self.suffice = QUICK_THREADS, False
-        self._more, self._before = True, 0  # 0: nothing is tried now
+        self._trying = self._settling = False
         self._rate = self._calls = self._ms = 0.0
-        self._rest, self._rests, self._settling = 0, REST_MIN, False
+        self._rest = self._rests = REST_MIN
 
-    def looked(self, calls: int, went_ms: float, most: int) -> None:
+    def looked(self, calls: int, went_ms: float, most: int, blocked: bool) -> None:
         """Told at each look at which something waits for a thread, of which there are ``most``: so
-        many ``calls`` have ended since the last one.
+        many ``calls`` have ended since the last one. ``blocked``: a call lasts longer than from one
+        look to the next, so that others cannot be told from those that began before.
         """
+        if blocked:
+            self.suffice = self._trying = self._settling = False
+            self._calls = self._ms = 0.0
         if self._settling:  # some of them began when there were others
             self._settling = False
-            return
-        self._calls += calls
-        self._ms += went_ms
-        if self._ms < MEASURED_MS or self._calls < MEASURED_CALLS * self.count:
-            return
-        rate, before = self._calls / self._ms, self._before
-        self._calls = self._ms = self._before = 0
-        if before and rate < self._rate * (MORE if self.count > before else AS_MANY):
-            wanted, self._rests = before, min(2 * self._rests, REST_MAX)
+        elif self.count < most and not self.suffice and not self._trying:
+            self.count = min(2 * self.count, most)
+        elif not blocked:
+            self._calls += calls
+            self._ms += went_ms
+            if self._ms >= MEASURED_MS and self._calls >= MEASURED_CALLS * self.count:
+                self._measured(self._calls / self._ms, most)
+                self._calls = self._ms = 0.0
+
+    def _measured(self, rate: float, most: int) -> None:
+        if self._trying:
+            self._trying = False
+            if rate < self._rate * (AS_MANY if self.count == QUICK_THREADS else MORE):
+                self._rests = min(2 * self._rests, REST_MAX)
+                self._other(most)
+            else:
+                self._rests = REST_MIN
+            self.suffice = self.count == QUICK_THREADS
+            self._rest = self._rests
         else:
-            self._rate, self._rests = rate, REST_MIN if before else self._rests
-            self._rest = max(0, self._rest - 1)
-            if self._rest:
-                return
-            wanted = min(most, 2 * self.count) if self._more else self.count // 2
-            wanted = max(QUICK_THREADS, wanted)
-            self._before = self.count if wanted != self.count else 0
-        if not self._before:
-            self._rest, self._more = self._rests, not self._more
-        self._settling = wanted != self.count
-        self.count, self.suffice = wanted, wanted == QUICK_THREADS and not self._before
+            self._rate = rate
+            self._rest -= 1
+            if self._rest <= 0 and most > QUICK_THREADS:
+                self._trying = True
+                self._other(most)
+
+    def _other(self, most: int) -> None:
+        self.count = most if self.count == QUICK_THREADS else QUICK_THREADS
+        self._settling = True

@@ -21,8 +21,8 @@ out of the ordinary:
 So a slow listener runs in as many threads as there are, whatever a thread has claimed. For a quick
 one two threads are awake, and two more for each call that has not returned after 10 ms: twenty that
 take turns at one interpreter, and at a lock of the listener, are slower than one, and make its
-calls look slow. Whether more threads are of use to slow calls ``awake_threads`` tries; where two
-are as good, they claim as for a quick listener.
+calls look slow. Whether two end as many slow calls as all, ``awake_threads`` tries; where they do,
+they claim as for a quick listener.
 
 Decides the settlement of results, and who works on what. Does not pull, and does not decide what an
 answer of the listener means (``listener.judge``).
@@ -134,11 +134,12 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
         self.call_mean_ms = 0.0
         """How long the listener's calls take, as of the last look."""
         self._counting = Lock()
+        """Of many calls at once."""
         self._took_ms = self._took_calls = 0.0
-        """Of the calls that ended, those before the last look by ``KEPT``. Under ``_counting``."""
+        """Of the calls that ended, those before the last look by ``KEPT``."""
         self._awake = AwakeThreads()
         self._ended = 0
-        """Calls since the start. Under ``_counting``."""
+        """Calls since the start."""
         self._since = 0.0, 0
         """When the time that is looked at began, and what had ended by then."""
         self._claims: set[Claim] = set()
@@ -315,7 +316,8 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
         if self.call_mean_ms < SLOW_CALL_MS:
             self._awake = AwakeThreads()
         elif waiting:
-            self._awake.looked(self._ended - before, now_ms - since_ms, self._ready.threads)
+            ended, most = self._ended - before, self._ready.threads
+            self._awake.looked(ended, now_ms - since_ms, most, blocked > 0)
         wanted = max(self._awake.count, QUICK_THREADS * (1 + blocked))
         self._ready.limit = min(wanted, max(QUICK_THREADS, self._ready.threads))
         if self._stopping:  # perhaps since the line before
@@ -352,7 +354,12 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
             answer = error
         began_ms = self._calls.pop(me, None)
         if began_ms is not None:
-            self._took(work.queue.topic, (clock.monotonic_ms() - began_ms,))
+            took_ms = clock.monotonic_ms() - began_ms
+            # not locked: of two that end at once one may not count, which does no harm
+            self.times_of(work.queue.topic).add(took_ms)
+            self._took_ms += min(took_ms, LOOK_MS)
+            self._took_calls += 1
+            self._ended += 1
         done = answer is None and ctx.ack_index is ACK_ALL
         verdict = None if done else judge(answer, ctx, batch.count)
         if verdict is None or verdict.done == batch.count:
