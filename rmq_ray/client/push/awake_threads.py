@@ -18,7 +18,7 @@ MEASURED_MS, MEASURED_CALLS = 20.0, 3
 would decide.
 """
 MORE, AS_MANY = 1.2, 0.95
-REST_MIN, REST_MAX = 8, 128  # rates
+REST_MIN, REST_MAX, REST_OF_TWO_MAX = 8, 128, 64  # rates
 
 
 class AwakeThreads:
@@ -60,7 +60,8 @@ class AwakeThreads:
             else:
                 self._rests = REST_MIN
             self.suffice = self.count == QUICK_THREADS
-            self._rest = self._rests
+            # all for a moment cost less than two for a moment where all are of use
+            self._rest = min(self._rests, REST_OF_TWO_MAX) if self.suffice else self._rests
         else:
             self._rate = rate
             self._rest -= 1

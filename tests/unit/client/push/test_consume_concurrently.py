@@ -656,6 +656,12 @@ def test_two_threads_are_awake_for_a_quick_listener_and_more_while_calls_block()
     listener.answer = block
     handle_next(rig)
     assert seen == [2, 4], "its call has not returned"
+    limits = []
+    for _ in range(4):
+        rig.consumption.look()
+        limits.append(ready.limit)
+    assert limits == [8, 16, 20, 20]
+    rig.consumption.call_mean_ms = 0.0
     rig.consumption.look()
     assert ready.limit == 2
 
