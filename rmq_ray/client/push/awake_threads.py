@@ -22,8 +22,8 @@ REST_MIN, REST_MAX, REST_OF_TWO_MAX = 8, 128, 64  # rates
 
 
 class AwakeThreads:
-    """Of a listener since it is slow. ``count``: how many; ``suffice``: two, and all would end no
-    more calls.
+    """Of a listener since it is slow. ``count``: how many; ``suffice``: two, and all ended no more
+    calls when that was tried last.
     """
 
     def __init__(self) -> None:
@@ -32,19 +32,19 @@ class AwakeThreads:
         self._rate = self._calls = self._ms = 0.0
         self._rest = self._rests = REST_MIN
 
-    def looked(self, calls: int, went_ms: float, most: int, blocked: bool) -> None:
-        """Told at each look at which something waits for a thread, of which there are ``most``: so
-        many ``calls`` have ended since the last one. ``blocked``: a call lasts longer than from one
-        look to the next, so that others cannot be told from those that began before.
+    def looked(self, calls: int, went_ms: float, most: int, waiting: bool, long: bool) -> None:
+        """Told at each look: so many ``calls`` have ended since the last one, of ``most`` threads.
+        ``waiting``: something waits for a thread, or else no rate means anything; ``long``: calls
+        last about as long as from one look to the next, or longer, which needs no trial.
         """
-        if blocked:
+        if long:
             self.suffice = self._trying = self._settling = False
             self._calls = self._ms = 0.0
         if self._settling:  # some of them began when there were others
             self._settling = False
         elif self.count < most and not self.suffice and not self._trying:
             self.count = min(2 * self.count, most)
-        elif not blocked:
+        elif waiting and not long:
             self._calls += calls
             self._ms += went_ms
             if self._ms >= MEASURED_MS and self._calls >= MEASURED_CALLS * self.count:
@@ -71,4 +71,4 @@ class AwakeThreads:
 
     def _other(self, most: int) -> None:
         self.count = most if self.count == QUICK_THREADS else QUICK_THREADS
-        self._settling = True
+        self.suffice, self._settling = False, True

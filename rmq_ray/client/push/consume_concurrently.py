@@ -303,6 +303,8 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
                 with self._counting:
                     self._took_ms += LOOK_MS
                     self._took_calls += 1
+            shared = took_ms >= LOOK_MS or self._awake.count > QUICK_THREADS
+            if shared and claim.single is None:
                 with claim.batch.owner.lock:
                     rest = self._settle(claim)
                 self._ready.put_first(rest)
@@ -315,9 +317,10 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
                 self._took_calls *= KEPT
         if self.call_mean_ms < SLOW_CALL_MS:
             self._awake = AwakeThreads()
-        elif waiting:
-            ended, most = self._ended - before, self._ready.threads
-            self._awake.looked(ended, now_ms - since_ms, most, blocked > 0)
+        else:
+            ended, went_ms = self._ended - before, now_ms - since_ms
+            waiting, long = waiting and not self.pauses, self.call_mean_ms >= LOOK_MS / 2
+            self._awake.looked(ended, went_ms, self._ready.threads, waiting, long)
         wanted = max(self._awake.count, QUICK_THREADS * (1 + blocked))
         self._ready.limit = min(wanted, max(QUICK_THREADS, self._ready.threads))
         if self._stopping:  # perhaps since the line before
@@ -347,7 +350,7 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
         try:
             given = self._take(batch, now_ms, 0, batch.count)
             self._calls[me] = clock.monotonic_ms()  # a page that is decoded is no slow listener
-            if self._ready.limit > QUICK_THREADS:
+            if self._ready.limit > QUICK_THREADS or self.call_mean_ms >= SLOW_CALL_MS:
                 self._look_later()  # whether calls are still slow
             answer = self._listener(given, ctx)
         except BaseException as error:  # noqa: BLE001

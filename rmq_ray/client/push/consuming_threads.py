@@ -267,6 +267,8 @@ class ReadyQueue(Generic[T]):
         self._asleep.append(me)
         in_time = True
         wanted = self._items and self._awake < self.limit
+        if self._items and not wanted:
+            self._held()  # whoever woke this thread need not have seen that it is one too many
         if wanted or not (in_time := me.acquire(timeout=timeout)):
             try:
                 self._asleep.remove(me)

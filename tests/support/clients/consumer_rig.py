@@ -27,6 +27,7 @@ from rmq_ray.model.groups import ConsumeFromWhere, MessageModel
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.protocol.allocation.strategies import AllocationStrategy, Averagely
 from rmq_ray.protocol.rebalance import Membership
+from rmq_ray.remoting.wire.codes import RequestCode
 from tests.support.clients.scripted_client import ScriptedClient, WaitingPull, record
 
 Listener = Callable[[list[MessageExt], ConsumeContext], Any]
@@ -142,3 +143,55 @@ class ConsumerRig:
 
     def offset_moved(self, work: AssignedQueue, offset: int) -> None:
         self.moved.append((work, offset))
+
+
+class KeepingListener:
+    """Keeps what it got; answers ``answer`` (raises it when it is an exception)."""
+
+    def __init__(self, answer: Any = None) -> None:
+        self.answer = answer
+        self.calls: list[list[MessageExt]] = []
+        self.contexts: list[ConsumeContext] = []
+
+    def __call__(self, messages: list[MessageExt], ctx: ConsumeContext) -> Any:
+        self.calls.append(messages)
+        self.contexts.append(ctx)
+        if isinstance(self.answer, BaseException):
+            raise self.answer
+        return (
+            self.answer(messages, ctx)
+            if callable(self.answer) and not isinstance(self.answer, type)
+            else self.answer
+        )
+
+
+def rig_with(answer: Any = None, **settings: Any) -> tuple[ConsumerRig, KeepingListener]:
+    listener = KeepingListener(answer)
+    return ConsumerRig(listener=listener, **settings), listener
+
+
+def claim_rig(
+    answer: Any = None, count: int = 5
+) -> tuple[ConsumerRig, KeepingListener, AssignedQueue]:
+    """A page of ``count`` messages as one claim; a listener known to be quick."""
+    rig, listener = rig_with(answer, cut_messages=32)
+    rig.consumption.call_mean_ms = 0.0
+    work = rig.take()
+    rig.pull(work)
+    (claim,) = rig.found(work, list(range(count)))
+    assert claim.count == count
+    rig.consumption.submit([claim])
+    return rig, listener, work
+
+
+def handle_next(rig: ConsumerRig) -> None:
+    """What a consuming thread does with the first item of the ready queue."""
+    item = rig.consumption._ready.get_nowait()
+    assert item is not None
+    rig.consumption._handle(item)
+
+
+def sent_back(rig: ConsumerRig) -> list[dict[str, str]]:
+    """The fields of each request."""
+    asked = rig.client.requests(RequestCode.CONSUMER_SEND_MSG_BACK)
+    return [command.fields or {} for command in asked]

@@ -37,7 +37,7 @@ class Model:
         self.awake = AwakeThreads()
         self.counts: list[int] = []
         self.sufficed: list[bool] = []
-        self.blocked = False
+        self.long = False
         self._noise, self._chance, self._part = noise, random.Random(1), 0.0
 
     def look(self, rate: Rate, looks: int) -> list[int]:
@@ -47,7 +47,7 @@ class Model:
             self._part += rate(self.awake.count) * LOOK_MS * noise
             calls = int(self._part)
             self._part -= calls
-            self.awake.looked(calls, LOOK_MS, MOST, self.blocked)
+            self.awake.looked(calls, LOOK_MS, MOST, waiting=True, long=self.long)
             self.counts.append(self.awake.count)
             self.sufficed.append(self.awake.suffice)
         return self.counts[-looks:]
@@ -83,11 +83,11 @@ def test_what_was_slow_by_itself_and_takes_turns_now_gets_fewer_and_all_again() 
     assert MOST in model.look(waits(1.0), 200)
 
 
-def test_a_call_that_lasts_longer_than_a_look_is_slow_without_a_trial() -> None:
+def test_calls_that_last_longer_than_a_look_are_slow_without_a_trial() -> None:
     model = Model()
     model.look(takes_turns(0.2), 500)
     assert model.awake.suffice
-    model.blocked = True
+    model.long = True
     assert model.look(takes_turns(0.2), 5)[-1] == MOST and not model.awake.suffice
     assert set(model.look(takes_turns(0.2), 500)) == {MOST}
 
@@ -103,15 +103,15 @@ def test_what_was_no_use_is_tried_ever_less_often() -> None:
 def test_few_calls_decide_nothing_until_there_are_enough() -> None:
     awake = AwakeThreads()
     for _ in range(4):
-        awake.looked(1, LOOK_MS, MOST, blocked=False)
+        awake.looked(1, LOOK_MS, MOST, waiting=True, long=False)
     for _ in range(REST_MIN * MEASURED_CALLS * MOST):
         assert awake.count == MOST
-        awake.looked(1, LOOK_MS, MOST, blocked=False)
+        awake.looked(1, LOOK_MS, MOST, waiting=True, long=False)
     assert awake.count == QUICK_THREADS
 
 
 def test_one_thread_is_never_more_than_there_are() -> None:
     awake = AwakeThreads()
     for _ in range(50):
-        awake.looked(100, LOOK_MS, 3, blocked=False)
+        awake.looked(100, LOOK_MS, 3, waiting=True, long=False)
         assert awake.count <= 3
