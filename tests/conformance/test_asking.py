@@ -109,8 +109,9 @@ def test_an_awaited_request_without_a_reply_is_told_once(
 ) -> None:
     async def run() -> None:
         async with AsyncProducer("web", discovery=cluster) as producer:
+            await producer.send("rpc", b"x", timeout=20.0)
             with pytest.raises(RequestTimeout):
-                await producer.request("rpc", b"nobody", timeout=0.1)
+                await producer.request("rpc", b"nobody", timeout=1.0)
 
     asyncio.run(run())
     gc.collect()
@@ -127,7 +128,7 @@ def test_an_asyncio_producer_asks_without_blocking_its_loop(
             )
             assert [answer.body for answer in answers] == [(b"%02d" % n)[::-1] for n in range(10)]
             with pytest.raises(RequestTimeout):
-                await producer.request("rpc", b"silent", timeout=0.3)
+                await producer.request("rpc", b"silent", timeout=1.0)
 
     asyncio.run(run())
 

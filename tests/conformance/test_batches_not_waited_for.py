@@ -131,7 +131,7 @@ def test_a_batch_that_may_be_stored_in_part_never_ends_as_a_definite_failure(
     cluster.broker.fault = fault
     bodies = [b"%d" % (n // 10) + KB_100 for n in range(25)]
     with Producer("web", discovery=cluster, retries=0) as producer:
-        future = producer.send_batch_async("orders", bodies, QUEUE, timeout=1)
+        future = producer.send_batch_async("orders", bodies, QUEUE)
         with pytest.raises(error) as failed:
             future.result(10)
     assert type(failed.value) is error or error is SendUnknown

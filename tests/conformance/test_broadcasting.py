@@ -138,7 +138,7 @@ def test_a_restarted_consumer_goes_on_where_it_was_whatever_the_others_did(
         consumer(cluster, another, tmp_path) as second,
     ):
         eventually(lambda: sum(again.seen.values()) == 40 and sum(another.seen.values()) == 80)
-        assert first.balanced and second.balanced
+        eventually(lambda: first.balanced and second.balanced)
     assert (set(again.seen), set(another.seen)) == (new, new | old)
 
 
@@ -149,12 +149,8 @@ def test_what_fails_is_logged_and_dropped(
     fill(cluster, b"x")
     seen = Bodies(lambda message: RECONSUME_LATER if message.body == b"x-2-3" else None)
     with consumer(cluster, seen, tmp_path) as running:
-        eventually(lambda: running.stats()["consumed_ok"] == 39 and running.stats()["dropped"] == 1)
-        assert (
-            running.stats()["sent_back"],
-            running.stats()["consumed_failed"],
-            running.stats()["in_flight"],
-        ) == (0, 1, 0)
+        wanted = {"consumed_ok": 39, "dropped": 1, "sent_back": 0, "consumed_failed": 1}
+        eventually(lambda: running.stats().items() >= (wanted | {"in_flight": 0}).items())
     assert cluster.pull_brokers[0].sent_back == [] and seen.seen[b"x-2-3"] == 1
     (line,) = [
         record.getMessage() for record in caplog.records if "is dropped" in record.getMessage()

@@ -33,6 +33,7 @@ from rmq_ray.server.broker.broker import Broker
 from rmq_ray.server.slave.replica import ReplicaTables
 from tests.support.brokers.elected_cluster import ElectedCluster
 from tests.support.clients.collecting import Collector
+from tests.support.faults.stopwatch import Stopwatch
 from tests.support.waiting import eventually
 
 SYNC = {"replication": ReplicationMode.SYNC_MASTER, "slave_timeout_ms": 2_000}
@@ -119,7 +120,7 @@ def test_producers_and_consumers_follow_a_promoted_slave_at_once(tmp_path: Path)
         cluster.settled()
         collector = Collector()
         acknowledged: list[tuple[float, bytes]] = []
-        stop = threading.Event()
+        stop, watch = threading.Event(), Stopwatch()
         with (
             Producer(
                 "p", discovery=cluster, send_timeout_ms=15_000, raise_on_status=False
@@ -137,16 +138,16 @@ def test_producers_and_consumers_follow_a_promoted_slave_at_once(tmp_path: Path)
                 number = 0
                 while not stop.is_set():
                     if producer.send("orders", b"%d" % number).status is SendStatus.SEND_OK:
-                        acknowledged.append((time.monotonic(), b"%d" % number))
+                        acknowledged.append((watch.lived_s, b"%d" % number))
                     number += 1
 
             sender = threading.Thread(target=send)
             sender.start()
             eventually(lambda: len(acknowledged) > 50)
             cluster.kill(0)
-            killed = time.monotonic()
+            killed = watch.lived_s
             cluster.elect()
-            promoted = time.monotonic()
+            promoted = watch.lived_s
             eventually(lambda: acknowledged[-1][0] > promoted, 15)
             stop.set()
             sender.join(20)

@@ -89,7 +89,7 @@ def test_no_acknowledged_message_is_lost_whoever_dies(tmp_path: Path, seed: int)
             eventually(lambda: len(sender.acknowledged) > before + 5)
             sender.stop.set()
             sender.join(30)
-            eventually(lambda: sender.acknowledged <= set(collector.bodies), 15)
+            eventually(lambda: sender.acknowledged <= set(collector.bodies))
         cluster.settled()
         assert set(collector.bodies) <= sender.acknowledged | sender.open and not sender.errors
         stores = [cluster.replica_store(number) for number in range(3)]

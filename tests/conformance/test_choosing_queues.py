@@ -45,11 +45,7 @@ def test_a_broker_that_is_down_costs_one_failure_and_is_kept_away_from(
         assert brokers_of(producer, 20) == {"broker-a"}
         pair.start(pair.brokers[1])
         eventually(lambda: "broker-b" in brokers_of(producer, 4))
-    assert not any(
-        thread.name == "rmq-probe-web" and thread.is_alive()
-        for thread in threading.enumerate()
-        if time.sleep(0.1) is None
-    )
+    eventually(lambda: "rmq-probe-web" not in [thread.name for thread in threading.enumerate()])
 
 
 def test_without_probes_isolation_lasts(pair: TinyCluster) -> None:

@@ -297,13 +297,12 @@ def test_the_refresh_covers_all_topics_and_tells_who_is_subscribed(
         producer.send("bills", b"x")
         instance._refresh_routes()
         assert set(instance.routes.topics()) == {"orders", "bills", "TBW102"}
-        assert consumer.changed == ["orders"]
+        # the instance's own refresh may have found it, and tells it behind the new route
+        eventually(lambda: consumer.changed == ["orders"])
         cluster.add_topic("orders", 6)
         instance._refresh_routes()
-        assert (
-            consumer.changed == ["orders", "orders"]
-            and len(instance.routes.subscribe("orders")) == 6
-        )
+        eventually(lambda: consumer.changed == ["orders", "orders"])
+        assert len(instance.routes.subscribe("orders")) == 6
         assert (
             instance.broker_for_topic("orders")
             == cluster.broker.address

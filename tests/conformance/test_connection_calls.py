@@ -205,6 +205,7 @@ def test_a_fault_in_on_request_is_answered_and_the_connection_goes_on(
 
 
 def test_the_server_gets_a_time_out_when_the_client_does_not_answer(served: Served) -> None:
+    served.handler.ask_ms = 400
     connection = connect(served, on_request=lambda command, _: None)
     assert connection.request(Command(ASK_BACK, body=b"x"), 5_000).body_bytes() == b"RequestTimeout"
     connection.close()

@@ -144,7 +144,7 @@ def test_connecting_to_a_silent_address_holds_up_nobody_else_and_waiters_share_i
 def test_a_refused_handshake_is_told_apart_from_a_failed_connect(served: Served) -> None:
     pool = ConnectionPool(replace(CREDENTIALS, secret=b"wrong"), RemotingLimits(), SYSTEM_CLOCK)
     with pytest.raises(HandshakeFailed):
-        pool.request(served.address, HELLO, 1_000)
+        pool.request(served.address, HELLO, 5_000)
     pool.close()
 
 

@@ -128,7 +128,7 @@ def test_a_broker_that_hangs_is_named_and_costs_no_more_than_the_deadline(
 ) -> None:
     send(cluster, 10)
     consume(cluster, "billing", 3)
-    with silent_broker(cluster, "broker-c"), opened(cluster) as browser:
+    with silent_broker(cluster, "broker-c"), opened(cluster, deadline_ms=2_000) as browser:
         for path in ("/", "/groups", "/groups/billing", "/topics", "/topics/orders", "/clients"):
             watch = Stopwatch()
             page = browser.get(path)

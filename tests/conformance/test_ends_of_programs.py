@@ -246,7 +246,7 @@ assert eventually(lambda: stats()["consumed_ok"] == 1 and stats()["in_flight"] =
 def test_without_a_broker_the_program_ends_when_its_sends_time_out(tmp_path: Path) -> None:
     program = """
 producer = rmq.Producer(send_timeout_ms=300, **where)
-producer.send(topic, b"x")
+producer.send(topic, b"x", timeout=20)
 print("kill", flush=True)
 sys.stdin.readline()
 futures = [producer.send_async(topic, b"x") for _ in range(3)]
@@ -271,7 +271,7 @@ futures = [producer.send_async(topic, b"x") for _ in range(3)]
 def test_a_broker_that_comes_back_gets_what_was_given_a_long_time_out(tmp_path: Path) -> None:
     program = """
 producer = rmq.Producer(send_timeout_ms=300, **where)
-producer.send(topic, b"x")
+producer.send(topic, b"x", timeout=20)
 print("kill", flush=True)
 sys.stdin.readline()
 producer.send_async(topic, b"x", timeout=60)

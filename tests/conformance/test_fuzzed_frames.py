@@ -26,6 +26,7 @@ from rmq_ray.client.producer.producer import Producer
 from rmq_ray.client.pull.pull_consumer import PullConsumer
 from rmq_ray.remoting.wire.codes import RequestCode
 from tests.support.brokers.open_cluster import CLUSTER, SECRET, opened
+from tests.support.waiting import eventually
 
 SEED = 20_260
 FRAMES, FRAMES_MAX = 1_500, 60_000
@@ -297,8 +298,7 @@ def test_writers_that_stop_in_the_middle_hold_up_nobody(target: Target, port: st
 
 def test_everything_that_was_acknowledged_is_there_and_the_broker_serves(target: Target) -> None:
     with Served(target.discovery) as other:
-        time.sleep(0.5)
-    assert other.bodies
+        eventually(lambda: len(other.bodies) >= 10)
     admin = Admin(target.discovery)
     assert admin.broker_status("broker-a")["state"] == "serving"
     with PullConsumer("reader", discovery=target.discovery) as reader:

@@ -304,7 +304,7 @@ def test_while_the_service_is_dead_arrivals_wake_from_the_brokers_own_knowledge(
         broker = Broker()
         async with link(str(tmp_path / "nobody.sock"), broker) as held:
             held.park(1, "orders", 0, 5, soon(), frozenset({PAID}))
-            held.park(2, "orders", 1, 5, soon(30), None)
+            held.park(2, "orders", 1, 5, soon(), None)
             held.arrived("orders", 0, 5, [PAID])
             held.arrived("orders", 0, 6, [PAID])
             assert broker.woken == []

@@ -4,6 +4,7 @@ is touched.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import socket
@@ -404,13 +405,18 @@ def test_unanswered_request_bytes_stop_the_reading_until_answers_are_given() -> 
         RawClient(served.address, CREDENTIALS) as other,
     ):
         client.sock.settimeout(0.3)
-        with pytest.raises(TimeoutError):
-            for number in range(3_000):
-                client.sock.sendall(
-                    encode_bytes(Command(HOLD, number, body=b"h" * 20_000, serialize=BINARY))
-                )
-        held = len(served.handler.held)
-        assert 50 <= held < 200
+        frames = (Command(HOLD, n, body=b"h" * 20_000, serialize=BINARY) for n in range(3_000))
+        rest = memoryview(b"".join(map(encode_bytes, frames)))
+
+        def stopped() -> bool:
+            nonlocal rest
+            with contextlib.suppress(TimeoutError):
+                while rest:
+                    rest = rest[client.sock.send(rest) :]
+            return len(served.handler.held) >= 50
+
+        assert eventually(stopped) and rest
+        assert len(served.handler.held) < 200
         assert other.echo()
         other.ask(Command(RELEASE, 1, serialize=BINARY))
         assert eventually(lambda: len(served.handler.held) > 10)  # it reads on
@@ -461,7 +467,7 @@ def test_requests_answered_inside_the_handler_do_not_count_as_unanswered() -> No
 )
 def test_a_client_that_does_not_finish_the_handshake_in_time_is_closed(said: bytes) -> None:
     with (
-        Served(Echo(), limits=RemotingLimits(handshake_timeout_ms=300)) as served,
+        Served(Echo(), limits=RemotingLimits(handshake_timeout_ms=1_000)) as served,
         RawClient(served.address) as silent,
     ):
         silent.sock.sendall(said)
@@ -478,7 +484,7 @@ def test_an_idle_connection_is_closed_and_a_used_one_is_not() -> None:
         RawClient(served.address, CREDENTIALS) as used,
     ):
         assert eventually(lambda: used.echo() and served.listener.connections == 1, 8.0)
-        assert idle.ended(0.5) and used.echo()
+        assert idle.ended() and used.echo()
 
 
 def test_closing_the_listener_ends_its_connections_and_frees_the_port() -> None:

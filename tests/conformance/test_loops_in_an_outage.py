@@ -116,9 +116,9 @@ def test_a_call_in_an_outage_ends_at_its_own_time_out(cluster: TinyCluster, call
             await producer.send("t0", b"0")
             await lose_masters(cluster, producer)
             watch = Stopwatch()
-            with pytest.raises(NoRoute, match="after 200 ms"):
-                await CALLS[call](producer, "t0", 0.2)
-            assert watch.passed_s > 0.15 and watch.lived_s < 0.7
+            with pytest.raises(NoRoute, match="after 600 ms"):
+                await CALLS[call](producer, "t0", 0.6)
+            assert watch.passed_s > 0.5 and watch.lived_s < 2
 
     asyncio.run(main())
 
@@ -127,23 +127,23 @@ def test_a_call_in_an_outage_ends_at_its_own_time_out(cluster: TinyCluster, call
 def test_waiting_for_a_master_is_part_of_an_awaited_calls_time_out(
     cluster: TinyCluster, call: str
 ) -> None:
-    """The master is back after 0.5 of 0.8 s, and answers nothing: with a time-out of its own what
-    follows would end at 1.3 s.
+    """The master is back after 1 of 2 s, and answers nothing: with a time-out of its own what
+    follows would end at 3 s.
     """
 
     async def main() -> None:
-        async with AsyncProducer("web", discovery=cluster, send_timeout_ms=800) as producer:
+        async with AsyncProducer("web", discovery=cluster, send_timeout_ms=2_000) as producer:
             await producer.send("t0", b"0")
             full = cluster.name_servers[0].routes["t0"]
             await lose_masters(cluster, producer)
             cluster.broker.fault = lambda _arrival, _number: "lose"
             asyncio.get_running_loop().call_later(
-                0.5, lambda: cluster.name_servers[0].routes.update(t0=full)
+                1.0, lambda: cluster.name_servers[0].routes.update(t0=full)
             )
             watch = Stopwatch()
             with pytest.raises((SendTimeout, RequestTimeout)):
-                await CALLS[call](producer, "t0", 0.8)
-            assert watch.passed_s > 0.45 and watch.lived_s < 1.15
+                await CALLS[call](producer, "t0", 2.0)
+            assert watch.passed_s > 0.95 and watch.lived_s < 2.7
             cluster.broker.fault = lambda _arrival, _number: None
 
     asyncio.run(main())
@@ -183,9 +183,9 @@ def test_a_broker_that_does_not_answer_heartbeats_takes_half_of_a_requests_time(
     with Producer("web", discovery=cluster) as producer:
         producer.send("good", b"0")
         watch = Stopwatch()
-        with pytest.raises(RequestTimeout, match="was sent, but no reply came within 800 ms"):
-            producer.request("good", b"x", timeout=0.8)
-        assert watch.lived_s < 1.2
+        with pytest.raises(RequestTimeout, match="was sent, but no reply came within 2000 ms"):
+            producer.request("good", b"x", timeout=2.0)
+        assert watch.lived_s < 2.8
 
 
 def test_so_it_does_for_requests_of_a_loop_which_wait_for_it_together(cluster: TinyCluster) -> None:
@@ -196,11 +196,11 @@ def test_so_it_does_for_requests_of_a_loop_which_wait_for_it_together(cluster: T
             await producer.send("good", b"0")
             watch = Stopwatch()
             ends = await asyncio.gather(
-                *(producer.request(topic, b"x", timeout=0.8) for topic in ("good", *MANY)),
+                *(producer.request(topic, b"x", timeout=2.0) for topic in ("good", *MANY)),
                 return_exceptions=True,
             )
             assert {type(end) for end in ends} == {RequestTimeout} and "was sent" in str(ends[0])
-            assert watch.lived_s < 1.2
+            assert watch.lived_s < 2.8
 
     asyncio.run(main())
     eventually(lambda: {arrival.topic for arrival in cluster.broker.arrivals} == {"good", *MANY})
@@ -272,12 +272,13 @@ def test_an_awaited_send_waits_no_longer_than_its_time_out_for_those_before_it(
             "web", discovery=cluster, send_timeout_ms=20_000, frames_in_flight_max=2
         ) as producer:
             await producer.send("good", b"0")
+            await producer.send("t1", b"0")
             cluster.broker.hold.clear()
             before = [
                 asyncio.create_task(producer.send("good", b"1", message_group="g")),
                 asyncio.create_task(producer.send("t0", b"1")),
             ]
-            await asyncio.to_thread(eventually, lambda: len(cluster.broker.arrivals) == 3)
+            await asyncio.to_thread(eventually, lambda: len(cluster.broker.arrivals) == 4)
             watch = Stopwatch()
             calls = [
                 producer.send("t1", b"2", timeout=0.2),
@@ -295,7 +296,7 @@ def test_an_awaited_send_waits_no_longer_than_its_time_out_for_those_before_it(
 def test_who_has_waited_for_a_master_since_long_takes_no_time_from_those_woken_with_it(
     cluster: TinyCluster,
 ) -> None:
-    """The oldest has some ms left when the look-up ends, and its message is not answered in time;
+    """The oldest has a second left when the look-up ends, and its message is not answered in time;
     each of the others has seconds.
     """
 
@@ -311,7 +312,7 @@ def test_who_has_waited_for_a_master_since_long_takes_no_time_from_those_woken_w
 
             async def woken(_topic: str, timeout_ms: float) -> tuple[list[MessageQueue], float]:
                 await asyncio.shield(found)
-                return queues, 60.0 if timeout_ms < 1_000 else timeout_ms
+                return queues, 1_000.0 if timeout_ms < 1_000 else timeout_ms
 
             sender.queues = woken  # type: ignore[method-assign,assignment]
             cluster.broker.hold.clear()

@@ -40,7 +40,7 @@ def test_sends_that_find_enough_frames_out_travel_together(cluster: TinyCluster)
     cluster.broker.hold.clear()
     count = ALONE_MAX + 20
     with (
-        Producer("web", discovery=cluster) as producer,
+        Producer("web", discovery=cluster, send_timeout_ms=20_000) as producer,
         concurrent.futures.ThreadPoolExecutor(count) as pool,
     ):
         sends = [
@@ -48,7 +48,7 @@ def test_sends_that_find_enough_frames_out_travel_together(cluster: TinyCluster)
         ]
         eventually(lambda: len(cluster.broker.arrivals) == ALONE_MAX)
         coalescer = producer._core.coalescer  # type: ignore[union-attr]
-        eventually(lambda: sum(len(group.items) for group in coalescer._open.values()) == 20)
+        eventually(lambda: sum(len(group.items) for group in list(coalescer._open.values())) == 20)
         cluster.release(cluster.broker)
         results = [send.result(10) for send in sends]
     assert (
@@ -68,7 +68,7 @@ def test_while_no_thread_is_awake_more_frames_go_out_than_the_two_that_take_turn
     cluster.broker.hold.clear()
     count = ALONE_MAX + 3 * (FRAMES_IDLE_MAX + 4)
     with (
-        Producer("web", discovery=cluster) as producer,
+        Producer("web", discovery=cluster, send_timeout_ms=20_000) as producer,
         concurrent.futures.ThreadPoolExecutor(count) as pool,
     ):
         coalescer = producer._core.coalescer  # type: ignore[union-attr]
@@ -88,7 +88,7 @@ def test_while_no_thread_is_awake_more_frames_go_out_than_the_two_that_take_turn
 def test_few_threads_go_alone(cluster: TinyCluster) -> None:
     cluster.broker.hold.clear()
     with (
-        Producer("web", discovery=cluster) as producer,
+        Producer("web", discovery=cluster, send_timeout_ms=20_000) as producer,
         concurrent.futures.ThreadPoolExecutor(ALONE_MAX) as pool,
     ):
         sends = [pool.submit(producer.send, "orders", b"x") for _ in range(ALONE_MAX)]
@@ -106,12 +106,12 @@ def test_a_group_that_fails_for_a_shared_reason_fails_for_all_its_threads(
     cluster.broker.hold.clear()
     count = ALONE_MAX + 3
     with (
-        Producer("web", discovery=cluster) as producer,
+        Producer("web", discovery=cluster, send_timeout_ms=20_000) as producer,
         concurrent.futures.ThreadPoolExecutor(count) as pool,
     ):
         sends = [pool.submit(producer.send, "orders", b"%d" % n) for n in range(count)]
         coalescer = producer._core.coalescer  # type: ignore[union-attr]
-        eventually(lambda: sum(len(group.items) for group in coalescer._open.values()) == 3)
+        eventually(lambda: sum(len(group.items) for group in list(coalescer._open.values())) == 3)
         cluster.release(cluster.broker)
         outcomes = Counter(type(send.exception(10)) for send in sends)
         assert outcomes == {type(None): ALONE_MAX, error: 3}
@@ -266,7 +266,7 @@ def test_threads_that_wait_no_more_do_not_break_the_chain_of_wake_ups(cluster: T
     ):
         sends = [pool.submit(producer.send, "orders", b"%d" % n) for n in range(count)]
         coalescer = producer._core.coalescer  # type: ignore[union-attr]
-        eventually(lambda: sum(len(group.items) for group in coalescer._open.values()) == 9)
+        eventually(lambda: sum(len(group.items) for group in list(coalescer._open.values())) == 9)
         (group,) = coalescer._open.values()
         for index in (
             0,

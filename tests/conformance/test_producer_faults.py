@@ -114,8 +114,9 @@ def test_an_answer_that_never_comes_is_asked_for_again_with_the_same_frame_id(
 def test_a_send_that_is_never_answered_ends_as_unknown_within_its_time_out(
     cluster: TinyCluster,
 ) -> None:
-    cluster.broker.fault = lambda arrival, number: "lose"
     with Producer("web", discovery=cluster, send_timeout_ms=300) as producer:
+        producer.send("orders", b"warm", timeout=20)
+        cluster.broker.fault = lambda arrival, number: "lose"
         with pytest.raises(SendTimeout, match="may be stored"):
             producer.send("orders", b"x")
         with pytest.raises(SendTimeout):
@@ -386,7 +387,7 @@ def test_a_frame_that_keeps_being_repeated_is_not_held_up_by_those_that_wait_for
             20_002 if arrival.topic == "stuck" and not ready.is_set() else None
         )
         with Producer("web", discovery=cluster, send_timeout_ms=20_000, linger_ms=1.0) as producer:
-            stuck = producer.send_async("stuck", b"x")
+            stuck = producer.send_async("stuck", b"x", timeout=100)
             for number in range(SEQUENCE_SPAN_MAX):
                 producer.send("flow", b"%d" % number)
             for number in range(2 * LOOK_EVERY):  # a frame each, which the worker thread sends
@@ -395,7 +396,7 @@ def test_a_frame_that_keeps_being_repeated_is_not_held_up_by_those_that_wait_for
                     break
             assert not stuck.done() and not last.done(), "the limit is reached"
             ready.set()
-            assert stuck.result(3).status is last.result(3).status is SendStatus.SEND_OK
+            assert stuck.result(15).status is last.result(15).status is SendStatus.SEND_OK
 
 
 def test_messages_of_many_threads_that_open_a_batch_at_once_do_not_make_it_too_large(

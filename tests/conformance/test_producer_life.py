@@ -408,8 +408,9 @@ def test_closing_sends_what_lingers_and_ends_what_is_never_answered(cluster: Tin
     future = producer.send_async("orders", b"lingers")
     producer.close()
     assert future.result(0).queue_offset == 0
-    cluster.broker.fault = lambda arrival, number: "lose"
     producer = Producer("web", discovery=cluster, send_timeout_ms=200)
+    producer.send("orders", b"warm", timeout=20)
+    cluster.broker.fault = lambda arrival, number: "lose"
     future = producer.send_async("orders", b"lost")
     producer.close()
     with pytest.raises(SendUnknown):

@@ -171,12 +171,12 @@ def test_a_second_consumer_takes_half_the_queues_at_once_and_gives_them_back_whe
                     and len(one.assignment()) == 3
                     and len(two.assignment()) == 2
                 ),
-                timeout_s=5,
+                timeout_s=10,
             )
             assert not set(one.assignment()) & set(two.assignment())
             fill(cluster, 50)
             eventually(lambda: len(first.bodies) == 100 and len(second.bodies) == 100)
-        eventually(lambda: len(one.assignment()) == 5, timeout_s=5)
+        eventually(lambda: len(one.assignment()) == 5, timeout_s=10)
         fill(cluster, 50, start=50)
         eventually(lambda: len(first.bodies) == 300)
     assert set((first.bodies + second.bodies).values()) == {1}
@@ -192,7 +192,7 @@ def test_a_consumer_that_dies_is_replaced_when_its_connection_closes(cluster: Pu
         engine = two._engine
         assert engine is not None
         engine.client.link.close()
-        eventually(lambda: len(one.assignment()) == 5, timeout_s=5)
+        eventually(lambda: len(one.assignment()) == 5, timeout_s=10)
         two.stop(timeout_ms=1_000)
 
 
@@ -424,7 +424,7 @@ def test_a_subscription_that_the_broker_forgot_is_told_again(cluster: PullCluste
         cluster.put("orders", 0, [b"first"])
         eventually(lambda: seen.bodies[b"first"])
         cluster.put("orders", 0, [b"second"])
-        eventually(lambda: seen.bodies[b"second"], timeout_s=4)
+        eventually(lambda: seen.bodies[b"second"], timeout_s=10)
     assert seen.bodies == {b"first": 1, b"second": 1}
 
 
@@ -454,13 +454,13 @@ def test_subscribing_and_unsubscribing_while_running_moves_queues_at_once(
     with consumer(cluster, seen) as running:
         eventually(lambda: len(running.assignment()) == 5)
         running.subscribe("later")
-        eventually(lambda: len(running.assignment()) == 7, timeout_s=3)
+        eventually(lambda: len(running.assignment()) == 7, timeout_s=10)
         cluster.put("later", 1, [b"x"])
         eventually(lambda: seen.bodies[b"x"])
         running.unsubscribe("orders")
         eventually(
             lambda: {queue.topic for queue in running.assignment()} == {"later", "%RETRY%billing"},
-            timeout_s=3,
+            timeout_s=10,
         )
         with pytest.raises(ClientError):
             running.unsubscribe("orders")
@@ -488,7 +488,7 @@ def test_a_topic_that_does_not_exist_yet_is_consumed_soon_after_it_appears(
         eventually(lambda: cluster.name_servers[0].asked.count("future") >= 2)
         cluster.add_topic("future", 1)
         cluster.put("future", 0, [b"x"])
-        eventually(lambda: seen.bodies[b"x"], timeout_s=4)
+        eventually(lambda: seen.bodies[b"x"], timeout_s=10)
     assert [message.topic for message in seen.messages] == ["future"]
 
 
@@ -503,7 +503,7 @@ def test_a_topic_that_gets_more_queues_is_consumed_from_all_of_them_after_the_ne
         engine = running._engine
         assert engine is not None and engine.client.routes.refresh("orders")
         cluster.put("orders", 5, [b"x"])
-        eventually(lambda: seen.bodies[b"x"], timeout_s=3)
+        eventually(lambda: seen.bodies[b"x"], timeout_s=10)
         assert len(running.assignment()) == 7
 
 
@@ -553,15 +553,10 @@ def test_stats_count_what_was_pulled_done_failed_and_sent_back_over_all_queues_h
         )
     )
     with consumer(cluster, seen) as running:
-        eventually(lambda: running.stats()["consumed_ok"] == 43)
+        wanted = {"consumed_ok": 43, "consumed_failed": 3, "sent_back": 3, "in_flight": 0}
+        eventually(lambda: running.balanced and running.stats().items() >= wanted.items())
         found = running.stats()
-    assert (
-        found["pulled"],
-        found["consumed_failed"],
-        found["sent_back"],
-        found["in_flight"],
-        found["lag"],
-    ) == (46, 3, 3, 0, 0)
+    assert (found["pulled"], found["lag"]) == (46, 0)
     assert found["state"] == "RUNNING" and found["balanced"] and len(found["queues"]) == 5
 
 

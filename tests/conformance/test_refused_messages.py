@@ -109,7 +109,7 @@ def test_of_threads_that_share_a_frame_only_the_one_with_the_bad_message_fails(
                 if n < ALONE_MAX:  # these are alone
                     eventually(lambda n=n: core.coalescer._out.get(("orders", "broker-a")) == n + 1)  # type: ignore[misc]
             eventually(
-                lambda: sum(len(group.items) for group in core.coalescer._open.values()) == 20
+                lambda: sum(len(group.items) for group in list(core.coalescer._open.values())) == 20
             )
         outcomes = [ended(send) for send in sends]
         check(cluster, bodies, outcomes)
@@ -170,7 +170,9 @@ def test_of_threads_whose_halves_share_a_frame_only_the_one_with_the_bad_message
             sends = [pool.submit(one, producer, bodies[0])]
             eventually(lambda: combiner._out == {("paid", "broker-a"): 1})
             sends += [pool.submit(one, producer, body) for body in bodies[1:]]
-            eventually(lambda: sum(len(group.items) for group in combiner._open.values()) == 11)
+            eventually(
+                lambda: sum(len(group.items) for group in list(combiner._open.values())) == 11
+            )
         outcomes = [ended(send) for send in sends]
     check_committed(cluster, bodies, outcomes)
 
@@ -245,7 +247,7 @@ def test_lost_answers_do_not_store_messages_twice_beside_refused_ones(cluster: L
             "web",
             discovery=proxy,
             retries=16,
-            send_timeout_ms=3_000,
+            send_timeout_ms=8_000,
             idempotent=True,
             batch_messages_max=16,
             linger_ms=100.0,
@@ -395,7 +397,7 @@ def test_a_piece_is_sent_again_while_the_broker_is_busy_and_fails_when_it_stays_
     tiny.broker.fault = lambda arrival, number: (
         refuses_bad(arrival, number) or (2 if number > count else None)
     )
-    with Producer("hasty", discovery=tiny, linger_ms=5_000.0, send_timeout_ms=600) as producer:
+    with Producer("hasty", discovery=tiny, linger_ms=5_000.0, send_timeout_ms=1_500) as producer:
         outcomes = settle(producer, [b"1", b"2", b"3", b"bad"])
     assert {type(outcome).__name__ for outcome in outcomes[:3]} == {"BrokerBusy"} and isinstance(
         outcomes[3], SendError
@@ -431,8 +433,8 @@ def test_futures_of_a_batch_in_pieces_end_when_the_producer_is_closed(tiny: Tiny
     tiny.broker.fault = lambda arrival, number: (
         refuses_bad(arrival, number) or ("lose" if arrival.records[0].body == b"3" else None)
     )
-    producer = Producer("web", discovery=tiny, linger_ms=5_000.0, send_timeout_ms=400)
-    producer.start()
+    producer = Producer("web", discovery=tiny, linger_ms=5_000.0, send_timeout_ms=2_000)
+    producer.send("orders", b"warm", timeout=20)
     futures = [producer.send_async("orders", body) for body in (b"1", b"bad", b"3", b"4")]
     told: list[Any] = []
     for future in futures:

@@ -53,6 +53,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
         yield running
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow machine's name server is not taken for one that has gone."""
+    monkeypatch.setattr(remembered, "PROOF_MS", 20_000)
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return note(tmp_path, "127.0.0.1:6379", "live")
@@ -175,6 +181,7 @@ from rmq_ray.cli.base import ray_head
 from rmq_ray.cli.main import main
 ray_head.find = lambda address, port=None: "127.0.0.1:6379"
 remembered.directory_of_user = lambda: Path(sys.argv[1])
+remembered.PROOF_MS = 20_000
 try:
     main(sys.argv[2:])
 finally:

@@ -205,10 +205,10 @@ def test_a_silent_master_is_waited_for_once_however_many_topics_are_read(
         "latest",
         1,
         (),
-        ScanOptions(pattern=True, master_alone_ms=300),
+        ScanOptions(pattern=True, master_alone_ms=1_000),
     )
     assert plan.rows == 8 and {address for address, _ in plan.pins} == {address_of_slave(pair)}
-    assert watch.passed_s >= 0.3 and watch.lived_s < 1.5
+    assert watch.passed_s >= 1.0 and watch.lived_s < 4
 
 
 def test_a_group_that_a_slave_does_not_know_yet_is_asked_for_at_its_master(

@@ -141,7 +141,7 @@ def test_sends_to_a_topic_that_became_read_only_fail_at_once_and_go_on_when_it_i
                 ):
                     send(asking)  # type: ignore[no-untyped-call]
                 costs.append(time.monotonic() - began)
-        assert max(costs) < 5 and sorted(costs)[len(costs) // 2] < 0.5, (
+        assert max(costs) < 5 and sorted(costs)[len(costs) // 2] < 2, (
             f"a send time-out is 10 s, these took {costs}"
         )
         admin.create_topic("orders", queues=2)

@@ -66,7 +66,7 @@ def test_a_producer_over_a_limit_sends_again_within_its_time_out(
         admin.set_limit("topic", "orders", messages_per_s=0, bytes_per_s=10)
         producer.send("orders", b"x" * 1_000)
         with pytest.raises(BrokerBusy, match="topic orders is over its limit"):
-            producer.send("orders", b"late", timeout=0.5)
+            producer.send("orders", b"late", timeout=1.5)
     (row,) = admin.limits()
     assert (row["bytes_per_s"], row["messages_per_s"]) == (10, None)
     status = admin.broker_status("broker-a")

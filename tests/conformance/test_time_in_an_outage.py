@@ -88,7 +88,7 @@ def test_an_awaited_send_goes_on_when_the_master_is_back_and_a_shorter_one_befor
             full = loses_its_master(cluster, producer, "orders")
             long = asyncio.create_task(producer.send("orders", b"3"))
             with pytest.raises(NoRoute):
-                await producer.send("orders", b"2", timeout=0.05)
+                await producer.send("orders", b"2", timeout=1.0)
             cluster.name_servers[0].routes["orders"] = full
             assert (await asyncio.wait_for(long, 20)).queue.topic == "orders"
             assert not producer._sender._routes._lookups  # type: ignore[union-attr]
@@ -104,7 +104,7 @@ def test_topics_without_a_master_hold_up_no_topic_that_is_well(cluster: TinyClus
                 loses_its_master(cluster, producer, topic)
             stuck = [asyncio.create_task(producer.send(topic, b"2")) for topic in MANY]
             await asyncio.sleep(0.05)
-            assert (await within(2.0, producer.send("good", b"x"))).queue.topic == "good"
+            assert (await within(6.0, producer.send("good", b"x"))).queue.topic == "good"
             for call in stuck:
                 call.cancel()
 
@@ -174,21 +174,21 @@ WAYS: dict[str, Callable[[Producer], object]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_waiting_for_a_master_is_part_of_a_sends_time_out(cluster: TinyCluster, way: str) -> None:
-    """The master is back after 0.6 of 0.8 s, and answers nothing: with a time-out of its own the
-    send would end at 1.4 s.
+    """The master is back after 1.2 of 1.6 s, and answers nothing: with a time-out of its own the
+    send would end at 2.8 s.
     """
-    with Producer("web", discovery=cluster, send_timeout_ms=800, linger_ms=0) as producer:
+    with Producer("web", discovery=cluster, send_timeout_ms=1_600, linger_ms=0) as producer:
         producer.send("orders", b"1")
         full = loses_its_master(cluster, producer, "orders")
         cluster.broker.fault = lambda _arrival, _number: "lose"
-        back = threading.Timer(0.6, lambda: cluster.name_servers[0].routes.update(orders=full))
+        back = threading.Timer(1.2, lambda: cluster.name_servers[0].routes.update(orders=full))
         back.start()
         watch = Stopwatch()
         with pytest.raises((SendError, RequestTimeout)):
             WAYS[way](producer)
         passed_s, lived_s = watch.passed_s, watch.lived_s
         cluster.broker.fault = lambda _arrival, _number: None
-    assert passed_s > 0.55 and lived_s < 1.2
+    assert passed_s > 1.1 and lived_s < 2.4
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -330,7 +330,7 @@ def test_a_call_ends_at_its_own_time_out_though_one_with_a_longer_time_out_is_be
     with Producer("web", discovery=cluster, linger_ms=1_000.0, send_timeout_ms=500) as producer:
         patient = producer.send_async("orders", b"1", timeout=60.0)
         with pytest.raises(SendTimeout):
-            producer.send_async("orders", b"2", timeout=0.2).result(10)
+            producer.send_async("orders", b"2", timeout=0.7).result(10)
         assert not patient.done()
         queue = MessageQueue("orders", "broker-a", 0)
         pinned = [
@@ -343,7 +343,7 @@ def test_a_call_ends_at_its_own_time_out_though_one_with_a_longer_time_out_is_be
         async with AsyncProducer("looped", discovery=cluster, send_timeout_ms=500) as looped:
             waits = asyncio.create_task(looped.send("orders", b"1", timeout=60.0))
             with pytest.raises(SendTimeout):
-                await asyncio.wait_for(looped.send("orders", b"2", timeout=0.2), 10)
+                await asyncio.wait_for(looped.send("orders", b"2", timeout=1.0), 10)
             assert not waits.done()
 
     asyncio.run(main())

@@ -109,9 +109,9 @@ def popped(cluster: LiveCluster) -> Asking:
 
 Reader = Callable[[LiveCluster], AbstractContextManager[Callable[[], list[bytes]]]]
 READERS: dict[str, Reader] = {
-    "push": Pushed,
+    "push": partial(Pushed, concurrency=1),
     "orderly": partial(Pushed, orderly=True),
-    "broadcasting": partial(Pushed, model="broadcasting", client_id="one"),
+    "broadcasting": partial(Pushed, model="broadcasting", client_id="one", concurrency=1),
     "pull": pulled,
     "simple": popped,
 }

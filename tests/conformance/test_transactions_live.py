@@ -281,10 +281,10 @@ def test_a_commit_after_another_member_has_rolled_back_says_so(cluster: LiveClus
 
 
 def test_a_commit_that_nobody_acknowledged_is_made_by_the_next_one(
-    cluster: LiveCluster, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Producer("t-again", discovery=cluster) as producer:
-        tx = producer.transaction(never, timeout=0.1)
+    with LiveCluster(tmp_path) as cluster, Producer("t-again", discovery=cluster) as producer:
+        tx = producer.transaction(never, timeout=1.0)
         for body in (b"1", b"2"):
             tx.send("t-again", body, timeout=3)
         real, asked = EndSender.end, []
@@ -497,9 +497,17 @@ def test_a_broker_killed_while_it_asks_delivers_once(tmp_path: Path, step: str) 
     assert outcome_after_a_kill(tmp_path, step, work) == ([b"x"], 0)
 
 
+@pytest.fixture
+def unhurried(tmp_path: Path) -> Iterator[LiveCluster]:
+    """It asks about no half."""
+    with LiveCluster(tmp_path) as running:
+        yield running
+
+
 def test_threads_that_begin_and_end_transactions_at_once_share_frames_and_writes(
-    cluster: LiveCluster,
+    unhurried: LiveCluster,
 ) -> None:
+    cluster = unhurried
     core = cluster.brokers[0]._core
     assert core is not None
     frames = core.counters.put_frames

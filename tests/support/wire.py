@@ -47,6 +47,8 @@ class Echo:
     whose: list[tuple[str, bool]] = field(default_factory=list)
     """Account and membership of who asked."""
     seen: int = 0
+    ask_ms: int = 20_000
+    """How long it waits for the answer when it asks back."""
 
     def handle(self, command: Command, peer: Any) -> Command | None:
         self.seen += 1
@@ -101,7 +103,8 @@ class Echo:
                 )
             )
 
-        peer.request(Command(307, body=command.body_bytes(), serialize=BINARY), 400, answered)
+        ask = Command(307, body=command.body_bytes(), serialize=BINARY)
+        peer.request(ask, self.ask_ms, answered)
 
 
 class Served:

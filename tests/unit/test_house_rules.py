@@ -110,7 +110,7 @@ def _can_fail(function: ast.AST) -> bool:
     return False
 
 
-SLEEPS = 113
+SLEEPS = 111
 """Places in tests that wait for time to pass. Wait for what is meant instead; this only falls."""
 
 

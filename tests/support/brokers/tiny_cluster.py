@@ -253,10 +253,10 @@ class TinyCluster:
         self.run(do())
 
     def push(self, broker: TinyBroker, command: Command) -> None:
-        """Send the broker's own request to every client that has sent heartbeats."""
+        """Send the broker's own request once to every client that has sent heartbeats."""
 
         async def do() -> None:
-            for peer in broker.peers:
+            for peer in dict.fromkeys(broker.peers):
                 peer.send(command)
 
         self.run(do())

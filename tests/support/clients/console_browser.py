@@ -14,9 +14,9 @@ from tests.support.brokers.live_cluster import CLUSTER
 TOKEN = "t" * 40
 
 
-def opened(discovery: object, **settings: object) -> TestClient:
+def opened(discovery: object, deadline_ms: int = 20_000, **settings: object) -> TestClient:
     """A browser that has signed in with the token."""
-    source = ClusterView(discovery)  # type: ignore[arg-type]
+    source = ClusterView(discovery, deadline_ms=deadline_ms)  # type: ignore[arg-type]
     made = ConsoleSettings(CLUSTER, token=TOKEN, **settings)  # type: ignore[arg-type]
     client = TestClient(create_app(source, made), base_url="http://127.0.0.1:8092")
     assert client.get("/sign-in", params={"token": TOKEN}).status_code == 200

@@ -64,8 +64,8 @@ def stop(workers: list[Worker]) -> None:
 
 
 def together(workers: list[Worker], name: str) -> Counter[bytes]:
-    """Sum of one of their counters."""
+    """Sum of one of their counters, which they may be counting in at this moment."""
     total: Counter[bytes] = Counter()
     for worker in workers:
-        total += getattr(worker, name)
+        total += getattr(worker, name).copy()
     return total
