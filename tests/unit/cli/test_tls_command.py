@@ -17,6 +17,7 @@ from rmq_ray.cli.tls import tls_of
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import ClientAuth, RemotingLimits, Tls, TlsMode, TlsSettings
 from rmq_ray.model.ids import Address
+from rmq_ray.remoting import connection
 from rmq_ray.remoting.connection import Connection
 from rmq_ray.remoting.handshake import Credentials
 from rmq_ray.topology.reader import parse_topology
@@ -106,7 +107,9 @@ def test_a_port_is_checked_as_a_client_would_see_it(tmp_path: Path) -> None:
         assert by_environment.exit_code == 0
 
 
-def test_a_check_hears_that_a_client_certificate_is_wanted(tmp_path: Path) -> None:
+def test_a_check_hears_that_a_client_certificate_is_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pem = tmp_path / "pem"
     run(str(pem))
     tls = tls_of(str(pem)).but(client_auth=ClientAuth.REQUIRE)
@@ -114,7 +117,9 @@ def test_a_check_hears_that_a_client_certificate_is_wanted(tmp_path: Path) -> No
     ca = ("--ca", str(pem / "ca.pem"))
     with LiveCluster(tmp_path, tls=tls) as cluster:
         port = cluster.brokers[0].status()["address"]
-        refused = checked(port, *ca)
+        with monkeypatch.context() as patch:  # the server's thread may be late
+            patch.setattr(connection, "RECEIVE_SLICE_MS", 60_000)
+            refused = checked(port, *ca)
         assert refused.exit_code == 1 and "client certificate" in refused.output
         assert checked(port, *ca, *own).exit_code == 0
 

@@ -14,6 +14,7 @@ from rmq_ray.model.ids import MessageQueue
 from rmq_ray.protocol.scan.stream_offsets import StreamPosition
 from rmq_ray.spark import micro_batches
 from rmq_ray.spark.micro_batches import BatchQuery, Trigger
+from tests.support.waiting import eventually
 from tests.unit.client.scan.test_stream_checkpoint import InMemory
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
@@ -119,6 +120,7 @@ def test_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_query_without_an_end_goes_on_until_it_is_stopped() -> None:
     rows = Rows(high=3)
     running = query(rows, InMemory(), lambda frame, number: None, Trigger(0))
+    eventually(lambda: rows.committed == [0, 3])
     assert not running.await_termination(0.05) and running.is_active
     running.stop()
     assert running.await_termination(0) and rows.committed == [0, 3]

@@ -104,8 +104,6 @@ def actors(monkeypatch: pytest.MonkeyPatch) -> Actors:
     for name in ours:
         monkeypatch.setattr(gateway, name, getattr(found, name))
     monkeypatch.setattr(gateway, "kill_worker", found.kill)
-    monkeypatch.setattr("rmq_ray.actors.control.supervisor.GONE_MS", 60)
-    monkeypatch.setattr(maintenance, "START_MS", 60)
     return found
 
 
@@ -267,7 +265,11 @@ def test_a_copy_that_is_stopped_counts_for_none_although_it_is_in_the_set_still(
     run(work())
 
 
-def test_a_stop_that_ray_did_not_carry_out_is_carried_out_by_the_next_one(actors: Actors) -> None:
+def test_a_stop_that_ray_did_not_carry_out_is_carried_out_by_the_next_one(
+    actors: Actors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rmq_ray.actors.control.supervisor.GONE_MS", 60)
+
     async def work() -> None:
         supervisor, service = await built(Election(1))
         hold = names.hold_service("c", BROKER)
@@ -418,14 +420,25 @@ def test_of_a_node_that_goes_nothing_is_refused_and_yet_its_master_hands_over(
     run(work())
 
 
-def test_a_hand_over_that_takes_long_leaves_time_to_flush(actors: Actors) -> None:
+def test_a_hand_over_that_takes_long_leaves_time_to_flush(
+    actors: Actors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits, real = list[float](), asyncio.timeout
+
+    def over_at_once(delay: float) -> asyncio.Timeout:
+        waits.append(delay)
+        return real(0)
+
     async def work() -> None:
         _, service = await built(Election(0, heir_is_slow=True))
         actors.nodes = {copy(0): "old"}
-        assert await service.leave_node("old", soon(1_000)) == [row(0, 0)]
+        monkeypatch.setattr(asyncio, "timeout", over_at_once)
+        assert await service.leave_node("old", soon()) == [row(0, 0)]
         assert copy(0) not in actors.alive and (copy(0), "stop") in actors.told
 
     run(work())
+    for_all_of_it, for_the_hand_over = waits
+    assert for_the_hand_over <= for_all_of_it / 2 <= 2.5
 
 
 def test_a_controller_that_has_just_started_again_finds_the_copies_of_a_node_before_it_says_none(
@@ -484,10 +497,8 @@ def test_a_drain_that_finds_copies_in_work_for_all_its_time_does_nothing_then_an
 
 
 def test_a_drain_does_not_wait_until_a_copy_that_is_started_serves_and_till_then_it_is_not_counted(
-    actors: Actors, monkeypatch: pytest.MonkeyPatch
+    actors: Actors,
 ) -> None:
-    monkeypatch.setattr(maintenance, "START_MS", 5_000)
-
     async def work() -> None:
         _, service = await built(Election(1))
         actors.nodes = {copy(0): "old"}
@@ -558,6 +569,21 @@ def test_a_copy_that_left_is_started_by_hand_and_one_stopped_by_hand_stays_so(
     run(work())
 
 
+async def leave_impatiently(service: ReplicaMaintenance) -> list[dict[str, Any]]:
+    """All that leave the old node have as many turns of the loop as they need to stop, and no
+    time.
+    """
+    real = asyncio.wait
+
+    async def wait(stops: Any, *, timeout: float) -> Any:
+        await loop_turns(20)
+        return await real(stops, timeout=0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asyncio, "wait", wait)
+        return await service.leave_node("old", soon())
+
+
 async def pair(actors: Actors) -> tuple[Supervisor, ReplicaMaintenance, str, str]:
     """Two brokers without slaves on a node that goes, and the first one hangs in its stop."""
     plan = make_plan(
@@ -578,7 +604,7 @@ def test_a_copy_whose_stop_takes_long_keeps_no_other_and_the_next_call_waits_for
 ) -> None:
     async def work() -> None:
         _, service, first, second = await pair(actors)
-        hung, done = await service.leave_node("old", soon(300))
+        hung, done = await leave_impatiently(service)
         assert hung["error"] == "did not stop in time" and done["error"] is None
         assert first in actors.alive and second not in actors.alive
         again = asyncio.create_task(service.leave_node("old", soon()))
@@ -597,14 +623,14 @@ def test_a_stop_that_nobody_waits_for_any_more_removes_its_actor_and_a_start_wai
 ) -> None:
     async def work() -> None:
         supervisor, service, first, _ = await pair(actors)
-        await service.leave_node("old", soon(300))
+        await leave_impatiently(service)
         starting = asyncio.create_task(service.start("broker-a", 0))
         await loop_turns(10)
         assert not starting.done(), "it would attach to the actor that closes"
         actors.hangs[first].set()
         assert (await starting)["was"] == "stopped" and first in actors.alive
         actors.hangs[first].clear()
-        await service.leave_node("old", soon(300))
+        await leave_impatiently(service)
         actors.hangs[first].set()
         await loop_turns(20)
         assert first not in actors.alive and supervisor.histories()[first]["left"]

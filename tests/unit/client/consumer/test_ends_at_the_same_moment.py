@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import pytest
 
+from rmq_ray.client.consumer.consumer_lifecycle import ConsumerLifecycle
 from rmq_ray.client.instance.timers import ClientTimers
 from rmq_ray.client.producer import request_reply
 from rmq_ray.client.producer.request_reply import RequestReply, request_reply_of
@@ -40,11 +41,14 @@ def beside(work: Callable[[], object]) -> threading.Thread:
 
 
 class Engine:
-    """Its ``begin`` leaves others a moment; notes what was called in which order."""
+    """Its ``begin`` goes on when a stop was called, and leaves that a moment in which it must not
+    end anything; notes what was called in which order.
+    """
 
-    def __init__(self, begun: threading.Event, ended: threading.Event) -> None:
+    def __init__(self, begun: threading.Event) -> None:
         self.calls: list[str] = []
-        self._begun, self._ended = begun, ended
+        self.life: ConsumerLifecycle | None = None
+        self._begun, self._ended = begun, threading.Event()
         self.ready = SimpleNamespace(close=lambda: None)
         self.parts = SimpleNamespace(assigned=SimpleNamespace(snapshot=dict))
 
@@ -53,6 +57,7 @@ class Engine:
     def begin(self) -> None:
         self.calls.append("begin")
         self._begun.set()
+        eventually(lambda: self.life is not None and self.life._wanted_ms is not None)
         self._ended.wait(MOMENT_S)
         self.calls.append("begun")
 
@@ -85,14 +90,15 @@ def pull(_engine: Engine) -> Any:
 def test_a_stop_ends_a_consumer_that_another_thread_is_starting(
     monkeypatch: pytest.MonkeyPatch, module: Any, name: str, make: Callable[..., Any]
 ) -> None:
-    begun, ended = threading.Event(), threading.Event()
-    engine = Engine(begun, ended)
+    begun = threading.Event()
+    engine = Engine(begun)
     client = SimpleNamespace(register_consumer=lambda _consumer: None, start=lambda: None)
     monkeypatch.setattr(module, name, lambda *_parts: engine)
     monkeypatch.setattr(
         module.ClientInstance, "get_or_create", lambda *_arguments, **_options: client
     )
     consumer = make(engine)
+    engine.life = consumer._life
 
     def stop() -> None:
         begun.wait(WAIT_S)

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from rmq_ray.client.instance import stopped_brokers
 from rmq_ray.client.instance.stopped_brokers import StoppedBrokers
 from rmq_ray.clock import ManualClock
 from rmq_ray.errors import ClusterError
@@ -59,11 +60,12 @@ def test_nobody_waits_for_the_answer_and_it_counts_for_a_second() -> None:
     eventually(lambda: there.asked == 2)
 
 
-def test_who_may_wait_is_told_of_any_that_is_stopped() -> None:
-    assert StoppedBrokers(ControlPlane(a=True, b=False), ManualClock(), "t").why_some(1_000) == (
+def test_who_may_wait_is_told_of_any_that_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stopped_brokers, "COUNTS_MS", 60_000.0)
+    assert StoppedBrokers(ControlPlane(a=True, b=False), ManualClock(), "t").why_some(60_000) == (
         HELPS
     )
-    assert StoppedBrokers(ControlPlane(a=False), ManualClock(), "t").why_some(1_000) is None
+    assert StoppedBrokers(ControlPlane(a=False), ManualClock(), "t").why_some(60_000) is None
 
 
 @pytest.mark.parametrize("kind", ["none", "fails", "hangs"])

@@ -20,6 +20,12 @@ from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.headers import SendHeader
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A close waits for what is queued, however long its thread has no turn."""
+    monkeypatch.setattr(message_trace, "STOP_S", 60.0)
+
+
 class FakeClient:
     """As much of a client instance as tracing touches. ``outcomes``: codes or errors of the next
     sends, then 0.

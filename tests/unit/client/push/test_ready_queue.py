@@ -153,12 +153,13 @@ def test_a_wake_up_that_crosses_the_end_of_the_wait_is_not_left_behind() -> None
 def test_an_item_that_somebody_else_takes_first_does_not_end_the_wait() -> None:
     class Stolen(list[Any]):
         """What this sleeper sees before it sleeps is gone when it looks again; then another item
-        comes.
+        comes, which stays.
         """
 
         def remove(self, sleeper: Any) -> None:
             super().remove(sleeper)
-            if queue._items.popleft() == 1:
+            if seen == [1]:
+                seen.append(queue._items.popleft())
                 threading.Timer(0.01, queue.put, (2,)).start()
 
     class Late(Stolen):

@@ -179,6 +179,13 @@ def of_two(story: Callable[[TwoNameServers, list[str]], Awaitable[None]], away: 
     return happened
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody goes on because of the time."""
+    monkeypatch.setattr(registration, "REGISTERED_WAIT_S", 60.0)
+
+
+@pytest.mark.usefixtures("patient")
 def test_who_waits_for_a_change_goes_on_when_every_connected_name_server_has_taken_it() -> None:
     async def story(both: TwoNameServers, happened: list[str]) -> None:
         for port in (1, 2):
@@ -189,6 +196,7 @@ def test_who_waits_for_a_change_goes_on_when_every_connected_name_server_has_tak
     assert of_two(story, away=False) == ["1 takes", "2 takes", "known"]
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_name_server_that_is_away_is_not_waited_for() -> None:
     async def story(both: TwoNameServers, happened: list[str]) -> None:
         happened.append("1 takes")
@@ -210,6 +218,7 @@ def test_a_name_server_that_hangs_is_not_waited_for_for_ever(
     assert of_two(story, away=False) == ["known"]
 
 
+@pytest.mark.usefixtures("patient")
 def test_behind_a_stop_nobody_goes_on() -> None:
     async def story(both: TwoNameServers, happened: list[str]) -> None:
         await both.told.stop()

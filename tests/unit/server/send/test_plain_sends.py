@@ -146,7 +146,9 @@ def files_of(bench: Bench) -> dict[str, bytes]:
 
 
 @settings(
-    deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None,
+    max_examples=200,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(st.lists(SENDS, min_size=1, max_size=8))
 def test_a_run_is_stored_and_answered_as_its_sends_one_by_one(

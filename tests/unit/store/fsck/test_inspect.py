@@ -113,7 +113,8 @@ def test_a_running_brokers_store_is_refused_and_can_be_opened_afterwards(store: 
 
 
 def test_a_killed_brokers_store_has_no_faults(store: Path, tmp_path: Path) -> None:
-    running = small_store.opened(store)
+    # no thread renames a file while it is copied
+    running = small_store.opened(store, preallocate=False, checkpoint_interval_ms=3_600_000)
     Filler(running, seed=2).frame("orders", 0, 100)
     copy = Path(shutil.copytree(store, tmp_path / "killed"))
     running.shutdown()

@@ -285,7 +285,10 @@ def test_only_a_log_that_is_synced_for_each_answer_is_zeroed_ahead() -> None:
         assert (rig.log.ahead is not None) is (mode is FlushMode.SYNC_FLUSH)
 
 
-def test_records_on_a_real_disk_are_whole_and_the_rest_reads_as_zeros(tmp_path: Path) -> None:
+def test_records_on_a_real_disk_are_whole_and_the_rest_reads_as_zeros(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zero_ahead, "WAIT_S", 60.0)  # no disk is too slow
     rig = Rig(FileSystem(), str(tmp_path), 1 << 23)
     rig.ahead.start()
     data = bytes(range(1, 251))
