@@ -11,20 +11,15 @@ apart. Pure. Invariant: what was no use is tried ever less often.
 
 from __future__ import annotations
 
-QUICK_THREADS = 2
-"""Awake while calls are quick."""
+QUICK_THREADS = 2  # awake while calls are quick
+# a rate is of so much time and so many calls of each thread: of fewer one late end would decide
 MEASURED_MS, MEASURED_CALLS = 20.0, 3
-"""A rate is of so much time and so many calls of each thread: of fewer one that ends a little later
-would decide.
-"""
 MORE, AS_MANY = 1.2, 0.95
-REST_MIN, REST_MAX, REST_OF_TWO_MAX = 8, 128, 64  # rates
+REST_MIN, REST_MAX = 8, 128  # rates
 
 
 class AwakeThreads:
-    """Of a listener since it is slow. ``count``: how many; ``suffice``: two, and all ended no more
-    calls when that was tried last.
-    """
+    """Of a listener since it is slow. ``suffice``: two are, since all ended no more calls."""
 
     def __init__(self) -> None:
         self.count, self.suffice = QUICK_THREADS, False
@@ -53,22 +48,13 @@ class AwakeThreads:
 
     def _measured(self, rate: float, most: int) -> None:
         if self._trying:
-            self._trying = False
-            if rate < self._rate * (AS_MANY if self.count == QUICK_THREADS else MORE):
-                self._rests = min(2 * self._rests, REST_MAX)
-                self._other(most)
-            else:
-                self._rests = REST_MIN
-            self.suffice = self.count == QUICK_THREADS
-            # all for a moment cost less than two for a moment where all are of use
-            self._rest = min(self._rests, REST_OF_TWO_MAX) if self.suffice else self._rests
+            no_use = rate < self._rate * (AS_MANY if self.count == QUICK_THREADS else MORE)
+            self._rest = self._rests = min(2 * self._rests, REST_MAX) if no_use else REST_MIN
+            other, self._trying = no_use, False
         else:
-            self._rate = rate
-            self._rest -= 1
-            if self._rest <= 0 and most > QUICK_THREADS:
-                self._trying = True
-                self._other(most)
-
-    def _other(self, most: int) -> None:
-        self.count = most if self.count == QUICK_THREADS else QUICK_THREADS
-        self.suffice, self._settling = False, True
+            self._rate, self._rest = rate, self._rest - 1
+            other = self._trying = self._rest <= 0 and most > QUICK_THREADS
+        if other:
+            self.count = most if self.count == QUICK_THREADS else QUICK_THREADS
+            self._settling = True
+        self.suffice = self.count == QUICK_THREADS < most and not self._trying

@@ -21,8 +21,7 @@ out of the ordinary:
 So a slow listener runs in as many threads as there are, whatever a thread has claimed. For a quick
 one two threads are awake, and two more for each call that has not returned after 10 ms: twenty that
 take turns at one interpreter, and at a lock of the listener, are slower than one, and make its
-calls look slow. Whether two end as many slow calls as all, ``awake_threads`` tries; where they do,
-they claim as for a quick listener.
+calls look slow. Where two end as many slow calls as all (``awake_threads`` tries) they claim, too.
 
 Decides the settlement of results, and who works on what. Does not pull, and does not decide what an
 answer of the listener means (``listener.judge``).
@@ -99,8 +98,7 @@ class Claim:
         """Of which the listener said that they are done; not settled yet."""
         self.began_ms = began_ms
         """When the running call of the listener began."""
-        self.took_ms: deque[float] = deque()
-        """The calls that ended, until they are counted."""
+        self.took_ms: deque[float] = deque()  # of calls that ended, until they are counted
         self.single: dict[int, ReadyBatch] | None = None
         """The batches that it was broken up into; changed under the lock of its queue."""
 
@@ -133,13 +131,11 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
         self._portion = parts.config.batch_size
         self.call_mean_ms = 0.0
         """How long the listener's calls take, as of the last look."""
-        self._counting = Lock()
-        """Of many calls at once."""
+        self._counting = Lock()  # of many calls at once
         self._took_ms = self._took_calls = 0.0
-        """Of the calls that ended, those before the last look by ``KEPT``."""
+        """Of calls that ended, those before a look by ``KEPT``; of two at once one may miss."""
         self._awake = AwakeThreads()
-        self._ended = 0
-        """Calls since the start."""
+        self._ended = 0  # calls since the start
         self._since = 0.0, 0
         """When the time that is looked at began, and what had ended by then."""
         self._claims: set[Claim] = set()
@@ -313,8 +309,7 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
         with self._counting:
             if self._took_calls >= 1:
                 self.call_mean_ms = self._took_ms / self._took_calls
-                self._took_ms *= KEPT
-                self._took_calls *= KEPT
+                self._took_ms, self._took_calls = self._took_ms * KEPT, self._took_calls * KEPT
         if self.call_mean_ms < SLOW_CALL_MS:
             self._awake = AwakeThreads()
         else:
@@ -355,14 +350,11 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
             answer = self._listener(given, ctx)
         except BaseException as error:  # noqa: BLE001
             answer = error
-        began_ms = self._calls.pop(me, None)
-        if began_ms is not None:
+        if (began_ms := self._calls.pop(me, None)) is not None:
             took_ms = clock.monotonic_ms() - began_ms
-            # not locked: of two that end at once one may not count, which does no harm
             self.times_of(work.queue.topic).add(took_ms)
             self._took_ms += min(took_ms, LOOK_MS)
-            self._took_calls += 1
-            self._ended += 1
+            self._took_calls, self._ended = self._took_calls + 1, self._ended + 1
         done = answer is None and ctx.ack_index is ACK_ALL
         verdict = None if done else judge(answer, ctx, batch.count)
         if verdict is None or verdict.done == batch.count:

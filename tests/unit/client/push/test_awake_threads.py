@@ -80,7 +80,7 @@ def test_what_was_slow_by_itself_and_takes_turns_now_gets_fewer_and_all_again() 
     assert model.awake.count == MOST and not model.awake.suffice
     assert QUICK_THREADS in model.look(takes_turns(0.2), 600)
     model.look(takes_turns(0.2), 1_000)
-    assert MOST in model.look(waits(1.0), 200)
+    assert MOST in model.look(waits(1.0), 400)
 
 
 def test_calls_that_last_longer_than_a_look_are_slow_without_a_trial() -> None:
