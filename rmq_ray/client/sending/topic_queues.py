@@ -34,12 +34,13 @@ class RouteWait:
 
     def __init__(self, instance: ClientInstance, topic: str, default_queues: int) -> None:
         self.topic = topic
+        self._clock = instance.clock
         self._routes = instance.routes
         self._stopped = instance.stopped
         self._default_queues = default_queues
         self._pause_ms = BACK_OFF_FIRST_MS
         self.met: Exception | None = None
-        """What the last attempt came to: the cause of ``given_up``."""
+        """What the last attempt came to that was not cut short: the cause of ``given_up``."""
 
     def attempt(self, until_ms: float) -> Sequence[MessageQueue] | None:
         """Look the route up once; blocks, until then (monotonic) at most. None: ask again after
@@ -61,8 +62,11 @@ class RouteWait:
         except RemotingError as error:
             if isinstance(error, RouteNotAuthorized):
                 raise SendNotAuthorized(f"{error}; nothing was sent", self.topic) from error
-            self.met = error
-            if error.__class__ is HandshakeFailed:
+            handshake = error.__class__ is HandshakeFailed
+            cut_short = self._clock.monotonic_ms() + BACK_OFF_FIRST_MS >= until_ms
+            if self.met is None or handshake or not cut_short:
+                self.met = error
+            if handshake:
                 raise self.given_up(0) from error
         return None
 

@@ -1,5 +1,5 @@
 """Tasks of a loop that wait for a topic's queues go on in the order in which they came, whatever
-comes while they are woken.
+comes while they are woken; who has waited in vain is told what was found out.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from typing import Any, cast
 import pytest
 
 from rmq_ray.client.sending.loop_route_wait import LoopRouteWait
-from rmq_ray.clock import SYSTEM_CLOCK
-from rmq_ray.errors import ClientError, NoRoute
+from rmq_ray.client.sending.topic_queues import TopicQueues
+from rmq_ray.clock import SYSTEM_CLOCK, ManualClock
+from rmq_ray.config import ProducerConfig
+from rmq_ray.errors import BrokerUnreachable, ClientError, NoRoute, RequestTimeout, SendError
 from rmq_ray.model.ids import MessageQueue
 from tests.support.waiting import loop_turns
 
@@ -114,3 +116,56 @@ def test_closing_tells_who_waits() -> None:
             await waiting
 
     asyncio.run(run())
+
+
+class Outage:
+    """A client whose name server says that the topic has no master, and then nothing more.
+    ``silent_ms``: how long each of its silences lasts.
+    """
+
+    def __init__(self, silent_ms: float) -> None:
+        self.clock = ManualClock()
+        self.answers = 3
+        self._silent_ms = silent_ms
+
+    @property
+    def routes(self) -> Outage:
+        return self
+
+    stopped = routes
+
+    def writable(self, topic: str) -> None:
+        return None
+
+    def is_between_masters(self, topic: str) -> bool:
+        return True
+
+    def brokers_missed(self, topic: str) -> list[str]:
+        return []
+
+    def why(self, brokers: list[str]) -> str:
+        return ""
+
+    def find_publish(self, topic: str, default_queues: int, until_ms: float) -> None:
+        self.answers -= 1
+        if self.answers >= 0:
+            raise NoRoute("no master", topic)
+        left_ms = until_ms - self.clock.monotonic_ms()
+        self.clock.advance_ms(min(left_ms, self._silent_ms))
+        raise RequestTimeout("no answer in time", topic)
+
+
+@pytest.mark.parametrize(
+    ("silent_ms", "error", "told"),
+    [
+        (1_000.0, NoRoute, "after 300 ms: its master is gone"),
+        (100.0, BrokerUnreachable, "no name server answers"),
+    ],
+    ids=["cut short", "while there was time"],
+)
+def test_a_question_that_the_time_out_cuts_short_hides_no_answer_before_it(
+    silent_ms: float, error: type[SendError], told: str
+) -> None:
+    queues = TopicQueues(cast(Any, Outage(silent_ms)), ProducerConfig("web"))
+    with pytest.raises(error, match=told):
+        queues.find("orders", 300.0)
