@@ -230,7 +230,9 @@ def test_frames_before_a_malformed_one_are_answered(served: Served) -> None:
 
 
 @settings(
-    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None,
+    max_examples=60,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     data=st.binary(min_size=1, max_size=300),
