@@ -300,7 +300,6 @@ def test_a_shell_completes_names_of_topics_and_groups_of_a_remembered_cluster(
     def offered(*words: str) -> list[str]:
         return completed(tmp_path, found, *words)
 
-    # after half a second nothing is offered, this time
     eventually(lambda: offered("topic", "describe", "complete-") == topics)
     eventually(lambda: offered("group", "seek", "g", "complete-o") == topics[:1])
     eventually(lambda: offered("group", "lag", "complete-") == ["complete-billing"])

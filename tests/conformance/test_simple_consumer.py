@@ -248,7 +248,9 @@ def test_acknowledgements_that_nobody_waits_for_arrive_soon(cluster: LiveCluster
     with SimpleConsumer("later", "g-later", discovery=cluster) as consumer:
         for message in drain(consumer, 6):
             message.ack(wait=False)
+        watch = Stopwatch()
         assert eventually(lambda: commits(cluster, "g-later", "later") == 6)
+        assert watch.lived_s < 3
         send(cluster, "later", [b"last"])
         consumer.ack_all(drain(consumer, 1), wait=False)
     assert commits(cluster, "g-later", "later") == 7, "close() tells what it knows"

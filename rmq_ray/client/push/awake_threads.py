@@ -32,6 +32,8 @@ class AwakeThreads:
         ``waiting``: something waits for a thread, or else no rate means anything; ``long``: calls
         last about as long as from one look to the next, or longer, which needs no trial.
         """
+        # where all are tried they may wait long for one another
+        long = long and not (self._trying and self.count > QUICK_THREADS)
         if long:
             self.suffice = self._trying = self._settling = False
             self._calls = self._ms = 0.0

@@ -299,8 +299,7 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
                 with self._counting:
                     self._took_ms += LOOK_MS
                     self._took_calls += 1
-            shared = took_ms >= LOOK_MS or self._awake.count > QUICK_THREADS
-            if shared and claim.single is None:
+            if claim.single is None and (took_ms >= LOOK_MS or self._awake.count > QUICK_THREADS):
                 with claim.batch.owner.lock:
                     rest = self._settle(claim)
                 self._ready.put_first(rest)
@@ -314,7 +313,7 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
             self._awake = AwakeThreads()
         else:
             ended, went_ms = self._ended - before, now_ms - since_ms
-            waiting, long = waiting and not self.pauses, self.call_mean_ms >= LOOK_MS / 2
+            waiting, long = waiting and not self.pauses, self.call_mean_ms >= 0.9 * LOOK_MS
             self._awake.looked(ended, went_ms, self._ready.threads, waiting, long)
         wanted = max(self._awake.count, QUICK_THREADS * (1 + blocked))
         self._ready.limit = min(wanted, max(QUICK_THREADS, self._ready.threads))
@@ -353,7 +352,8 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
         if (began_ms := self._calls.pop(me, None)) is not None:
             took_ms = clock.monotonic_ms() - began_ms
             self.times_of(work.queue.topic).add(took_ms)
-            self._took_ms += min(took_ms, LOOK_MS)
+            took_ms = min(took_ms, LOOK_MS)  # here: a call between reading and writing loses much
+            self._took_ms += took_ms
             self._took_calls, self._ended = self._took_calls + 1, self._ended + 1
         done = answer is None and ctx.ack_index is ACK_ALL
         verdict = None if done else judge(answer, ctx, batch.count)

@@ -28,6 +28,8 @@ from rmq_ray.errors import (
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.protocol.retry import BACK_OFF_FIRST_MS, BACK_OFF_MAX_MS
 
+SHORT_MS = 500.0  # silence of so much time says little of who was asked
+
 
 class RouteWait:
     """One wait; does not wait itself. ``default_queues``: of a topic that is not created yet."""
@@ -40,13 +42,16 @@ class RouteWait:
         self._default_queues = default_queues
         self._pause_ms = BACK_OFF_FIRST_MS
         self.met: Exception | None = None
-        """What the last attempt came to that was not cut short: the cause of ``given_up``."""
+        """What the first attempt came to, or the last that was not cut short: the cause of
+        ``given_up``.
+        """
 
     def attempt(self, until_ms: float) -> Sequence[MessageQueue] | None:
         """Look the route up once; blocks, until then (monotonic) at most. None: ask again after
         ``pause_ms``. ``NoRoute`` where no master is missing, or all that are were stopped on
         purpose; ``TopicNotWritable`` where the topic forbids it, ``SendNotAuthorized`` the account.
         """
+        given_ms = until_ms - self._clock.monotonic_ms()
         try:
             return self._routes.find_publish(self.topic, self._default_queues, until_ms).queues
         except NoRoute as error:
@@ -63,7 +68,8 @@ class RouteWait:
             if isinstance(error, RouteNotAuthorized):
                 raise SendNotAuthorized(f"{error}; nothing was sent", self.topic) from error
             handshake = error.__class__ is HandshakeFailed
-            cut_short = self._clock.monotonic_ms() + BACK_OFF_FIRST_MS >= until_ms
+            left_ms = until_ms - self._clock.monotonic_ms()
+            cut_short = given_ms < SHORT_MS and left_ms <= BACK_OFF_FIRST_MS
             if self.met is None or handshake or not cut_short:
                 self.met = error
             if handshake:

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from rmq_ray.client.sending.loop_route_wait import LoopRouteWait
+from rmq_ray.client.sending.loop_route_wait import ATTEMPT_MS, LoopRouteWait
 from rmq_ray.client.sending.topic_queues import TopicQueues
 from rmq_ray.clock import SYSTEM_CLOCK, ManualClock
 from rmq_ray.config import ProducerConfig
@@ -169,3 +169,11 @@ def test_a_question_that_the_time_out_cuts_short_hides_no_answer_before_it(
     queues = TopicQueues(cast(Any, Outage(silent_ms)), ProducerConfig("web"))
     with pytest.raises(error, match=told):
         queues.find("orders", 300.0)
+
+
+def test_silence_that_lasted_is_told_whatever_was_known_before() -> None:
+    outage = Outage(3_000.0)
+    wait = TopicQueues(cast(Any, outage), ProducerConfig("web")).wait_for("orders")
+    for _ in range(4):  # three answers, then a silence as long as an attempt of a loop
+        assert wait.attempt(outage.clock.monotonic_ms() + ATTEMPT_MS) is None
+    assert isinstance(wait.given_up(60_000), BrokerUnreachable)
