@@ -379,7 +379,8 @@ class SendEngine:
         config = self.config
         repeats = config.idempotent or self.brokers(queue, pinned) == 1
         shares = config.retries + 1 if repeats else 1
-        outcome, address = self._attempt(payload, queue, started_ms + timeout_ms, shares)
+        ended = self._attempt(payload, queue, started_ms + timeout_ms, shares)
+        outcome, address = ended or (ConnectFailed("the time was over before an attempt"), None)
         if isinstance(outcome, Command) and outcome.code == 0 and address is not None:
             stored = self.stored_at(payload, queue, outcome, address)
             self.counters.ended(
@@ -393,9 +394,10 @@ class SendEngine:
             self._pause(send, decision.delay_ms)
             now = clock.monotonic_ms()
             left = send.attempts.attempt_timeout_ms(now)
-            if left <= 0:
+            ended = self._attempt(payload, send.queue, now + left, 1)
+            if ended is None:
                 break
-            outcome, send.address = self._attempt(payload, send.queue, now + left, 1)
+            outcome, send.address = ended
         return confirmed(frame_result(payload, send.place(clock.monotonic_ms())), self.raises)
 
     def oneway(self, payload: FramePayload, queue: MessageQueue) -> None:
@@ -433,14 +435,16 @@ class SendEngine:
 
     def _attempt(
         self, payload: FramePayload, queue: MessageQueue, until_ms: float, shares: int
-    ) -> tuple[Outcome, Address | None]:
-        """One attempt of the calling thread with its share of the time that is left."""
+    ) -> tuple[Outcome, Address | None] | None:
+        """One attempt of the calling thread with its share of the time that is left; None: none
+        is left.
+        """
+        began_ms = self.clock.monotonic_ms()
+        if began_ms >= until_ms:
+            return None
         address = self.routes.broker_address(queue.broker_name)
         if address is None:
             return _no_address(queue.broker_name), None
-        began_ms = self.clock.monotonic_ms()
-        if began_ms >= until_ms:
-            return ConnectFailed("the time was over before the first attempt"), None
         outcome: Outcome
         try:
             outcome = self.link.invoke(

@@ -11,10 +11,10 @@ from rmq_ray.client.outgoing.queue_choice import QueueChoice, RoundRobin
 from rmq_ray.client.sending.send_engine import SendEngine
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import ProducerConfig
-from rmq_ray.errors import BrokerBusy, ConnectionLost, SendUnknown
+from rmq_ray.errors import BrokerBusy, BrokerUnreachable, ConnectionLost, SendUnknown
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.model.message import SendStatus
-from rmq_ray.protocol.retry import Decision, Step
+from rmq_ray.protocol.retry import SYSTEM_BUSY, Decision, Step
 from rmq_ray.protocol.routing.route_queues import PublishInfo
 from rmq_ray.remoting.wire.frame import Command
 
@@ -146,3 +146,39 @@ def test_what_never_got_to_an_attempt_was_held_up_here_and_what_had_no_answer_ma
     assert type(lost.finish(6.0)) is SendUnknown
     with pytest.raises(SendUnknown, match="may be stored"):
         lost.place(6.0)
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_send_whose_time_ends_before_an_attempt_tells_what_the_attempts_before_it_met(
+    refused: bool,
+) -> None:
+    queue = MessageQueue("orders", "broker-a", 0)
+    clock: Any = SimpleNamespace(now=0.0, sleep_ms=lambda _ms: None)
+
+    def monotonic_ms() -> float:  # each look at the clock takes a millisecond
+        clock.now += 1.0
+        return float(clock.now)
+
+    def refuse_when_it_is_nearly_over(*_: object) -> Command:
+        clock.now = 997.5
+        return answer(SYSTEM_BUSY)
+
+    clock.monotonic_ms = monotonic_ms
+    link = SimpleNamespace(invoke=refuse_when_it_is_nearly_over)
+    instance: Any = SimpleNamespace(
+        clock=clock,
+        link=link,
+        watch_route=lambda _topic: None,
+        stopped=SimpleNamespace(why=lambda _names: None),
+        routes=SimpleNamespace(
+            broker_address=ADDRESSES.get,
+            publish=lambda topic: PublishInfo(topic, (queue,), brokers=("broker-a", "broker-b")),
+        ),
+    )
+    choice = QueueChoice(clock, latency_fault=False)
+    engine = SendEngine(instance, ProducerConfig(group="g"), RoundRobin(), choice)
+    payload: Any = SimpleNamespace(
+        topic="orders", message_ids=("id",), command=lambda _queue: Command(0)
+    )
+    with pytest.raises(BrokerBusy if refused else BrokerUnreachable):
+        engine.send(payload, queue, False, 1_000.0 if refused else 0.5, 0.0)
