@@ -25,6 +25,7 @@ from rmq_ray.client.sending.group_commit import (
 from rmq_ray.errors import SendError, SendUnknown, TopicNotWritable
 from rmq_ray.model.message import Message, decode_properties
 from tests.support.brokers.tiny_cluster import TinyCluster
+from tests.support.clients.gathering import gathered
 from tests.support.waiting import eventually
 
 ALONE_MAX = CROWD_MIN - 1
@@ -48,7 +49,7 @@ def test_sends_that_find_enough_frames_out_travel_together(cluster: TinyCluster)
         ]
         eventually(lambda: len(cluster.broker.arrivals) == ALONE_MAX)
         coalescer = producer._core.coalescer  # type: ignore[union-attr]
-        eventually(lambda: sum(len(group.items) for group in list(coalescer._open.values())) == 20)
+        eventually(lambda: gathered(coalescer) == 20)
         cluster.release(cluster.broker)
         results = [send.result(10) for send in sends]
     assert (
@@ -111,7 +112,7 @@ def test_a_group_that_fails_for_a_shared_reason_fails_for_all_its_threads(
     ):
         sends = [pool.submit(producer.send, "orders", b"%d" % n) for n in range(count)]
         coalescer = producer._core.coalescer  # type: ignore[union-attr]
-        eventually(lambda: sum(len(group.items) for group in list(coalescer._open.values())) == 3)
+        eventually(lambda: gathered(coalescer) == 3)
         cluster.release(cluster.broker)
         outcomes = Counter(type(send.exception(10)) for send in sends)
         assert outcomes == {type(None): ALONE_MAX, error: 3}
@@ -266,7 +267,7 @@ def test_threads_that_wait_no_more_do_not_break_the_chain_of_wake_ups(cluster: T
     ):
         sends = [pool.submit(producer.send, "orders", b"%d" % n) for n in range(count)]
         coalescer = producer._core.coalescer  # type: ignore[union-attr]
-        eventually(lambda: sum(len(group.items) for group in list(coalescer._open.values())) == 9)
+        eventually(lambda: gathered(coalescer) == 9)
         (group,) = coalescer._open.values()
         for index in (
             0,

@@ -26,6 +26,7 @@ from rmq_ray.model.message import Message
 from rmq_ray.protocol.transaction import LocalTransactionState
 from tests.support.brokers.live_cluster import LiveCluster
 from tests.support.brokers.tiny_cluster import Arrival, TinyCluster
+from tests.support.clients.gathering import gathered
 from tests.support.faults.chaos import place_of, read_log
 from tests.support.faults.killing_process import QUICK
 from tests.support.faults.lossy_proxy import LossyProxy
@@ -108,9 +109,7 @@ def test_of_threads_that_share_a_frame_only_the_one_with_the_bad_message_fails(
                 sends.append(pool.submit(producer.send, "orders", body))
                 if n < ALONE_MAX:  # these are alone
                     eventually(lambda n=n: core.coalescer._out.get(("orders", "broker-a")) == n + 1)  # type: ignore[misc]
-            eventually(
-                lambda: sum(len(group.items) for group in list(core.coalescer._open.values())) == 20
-            )
+            eventually(lambda: gathered(core.coalescer) == 20)
         outcomes = [ended(send) for send in sends]
         check(cluster, bodies, outcomes)
         assert producer.send("orders", b"warm") and core.coalescer._out == {}
@@ -170,9 +169,7 @@ def test_of_threads_whose_halves_share_a_frame_only_the_one_with_the_bad_message
             sends = [pool.submit(one, producer, bodies[0])]
             eventually(lambda: combiner._out == {("paid", "broker-a"): 1})
             sends += [pool.submit(one, producer, body) for body in bodies[1:]]
-            eventually(
-                lambda: sum(len(group.items) for group in list(combiner._open.values())) == 11
-            )
+            eventually(lambda: gathered(combiner) == 11)
         outcomes = [ended(send) for send in sends]
     check_committed(cluster, bodies, outcomes)
 

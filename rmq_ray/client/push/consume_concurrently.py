@@ -181,18 +181,17 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
 
     def _work_off(self, batch: ReadyBatch) -> None:
         """Portion by portion, until one fails, the consumer stops or others took the rest."""
-        work, clock, portion = batch.owner, self._parts.clock, self._portion
-        now_ms = clock.now_ms()
+        work, portion, now_ms = batch.owner, self._portion, self._parts.clock.now_ms()
         if not self._begin(batch, now_ms):
             return
-        claim = Claim(batch, portion, clock.monotonic_ms())
+        claim = Claim(batch, portion, self._parts.clock.monotonic_ms())
         self._claims.add(claim)
         self._look_later()  # after it was added: a look that ends now may not have seen it
         try:
             start, verdict = self._call_on(claim, now_ms)
         finally:
             self._claims.discard(claim)
-            self._took(work.queue.topic, _drain(claim.took_ms))
+            self._count_calls(claim)
         with work.lock:
             work.last_begun = max(work.last_begun, batch.page.offsets[batch.indices[start]])
             rest = self._settle(claim)
@@ -233,11 +232,12 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
                 self._breaker.succeeded()
         return start, None
 
-    def _took(self, topic: str, calls_ms: Sequence[float]) -> None:
+    def _count_calls(self, claim: Claim) -> None:
+        calls_ms = _drain(claim.took_ms)
         short = max(calls_ms, default=0.0) <= LOOK_MS
         took_ms = sum(calls_ms if short else (min(one, LOOK_MS) for one in calls_ms))
         with self._counting:
-            self.times_of(topic).add_all(calls_ms)
+            self.times_of(claim.batch.owner.queue.topic).add_all(calls_ms)
             self._took_ms += took_ms
             self._took_calls += len(calls_ms)
             self._ended += len(calls_ms)
@@ -292,7 +292,7 @@ class ConcurrentConsumption(ConsumingThreads[ReadyBatch]):
         self._looking = False  # before claims are looked at: one that comes in may be so twice
         blocked = sum(now_ms - began_ms >= LOOK_MS for began_ms in list(self._calls.values()))
         for claim in list(self._claims):
-            self._took(claim.batch.owner.queue.topic, _drain(claim.took_ms))
+            self._count_calls(claim)
             took_ms = now_ms - claim.began_ms
             blocked += took_ms >= LOOK_MS
             if took_ms >= LOOK_MS and claim.single is None:
