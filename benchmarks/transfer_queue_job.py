@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 from tensordict import TensorDict
 
 import rmq_ray as rmq
+from benchmarks.settle import settle
 from rmq_ray.transfer_queue import register
 
 BACKENDS = {
@@ -53,15 +54,18 @@ def once(size: int, count: int) -> tuple[float, float]:
     data = torch.randint(0, 1 << 30, (count, size // 8))
     keys = [f"sample_{number}" for number in range(count)]
     fields = TensorDict({"ids": data}, batch_size=count)
+    settle()
     began = time.perf_counter()
     tq.kv_batch_put(keys=keys, partition_id="train", fields=fields, tags=[{}] * count)
-    put = time.perf_counter()
+    put_s = time.perf_counter() - began
+    settle()
+    began = time.perf_counter()
     got = tq.kv_batch_get(keys=keys, partition_id="train")["ids"]
-    ended = time.perf_counter()
+    get_s = time.perf_counter() - began
     if not torch.equal(got[count - 1], data[count - 1]):
         raise RuntimeError("what came back is not what was put")
     tq.kv_clear(keys=keys, partition_id="train")
-    return put - began, ended - put
+    return put_s, get_s
 
 
 if __name__ == "__main__":

@@ -26,13 +26,16 @@ from benchmarks.python_peers.way import (
     PAGES,
     PATIENCE_S,
     SENDERS,
+    TICKS,
     Arrivals,
     Way,
     bodies,
+    highest,
     of_threads,
     one_by_one,
     paced,
     rate,
+    ticks,
     times,
     whole,
 )
@@ -85,6 +88,15 @@ def connected(where: dict[str, Any]) -> Iterator[list[Way]]:
         ),
         *system.produced("produce_1k", 1_024, 100_000),
         *system.singly("one", "one", 1_000),
+        *(
+            Way(
+                ("steady",),
+                f"produce, on_delivery, {said(settings)}",
+                TICKS,
+                highest(partial(system.offered, system.producer(settings))),
+            )
+            for settings in ({}, AT_ONCE)
+        ),
         *system.consumed(),
         *(
             Way(
@@ -164,6 +176,21 @@ class Kafka:
             producer.handle.produce("produce", values[number % BATCH], on_delivery=producer.seen)
             producer.handle.poll(0)
         producer.flush()
+
+    def offered(self, producer: Outcomes, count: int, each: int) -> list[float]:
+        """See ``highest``; callbacks run at the next tick."""
+        values, found = bodies(100), list[float]()
+        for due in ticks(count):
+
+            def came(error: Any, message: Any, due: float = due) -> None:
+                producer.seen(error, message)
+                found.append((perf_counter() - due) * 1e3)
+
+            for number in range(each):
+                producer.handle.produce("produce", values[number % BATCH], on_delivery=came)
+            producer.handle.poll(0)
+        producer.flush()
+        return found
 
     def singly(self, row: str, topic: str, messages: int) -> list[Way]:
         """``flush`` behind each message: it does not wait for others (``linger.ms``) then."""

@@ -22,11 +22,14 @@ from benchmarks.python_peers.way import (
     PAGES,
     PATIENCE_S,
     SENDERS,
+    TICK_MS,
+    TICKS,
     WARM_UP,
     Arrivals,
     Measured,
     Way,
     bodies,
+    highest,
     rate,
     times,
     whole,
@@ -64,6 +67,12 @@ def connected(where: dict[str, Any]) -> Iterator[list[Way]]:
             whole(lambda n: usual.run(partial(published, "produce_1k", 1_024, n))),
         ),
         Way(("one",), "publish", 1_000, usual.one_by_one()),
+        Way(
+            ("steady",),
+            "publish_async, each future taken",
+            TICKS,
+            highest(lambda n, each: usual.run(partial(offered, n, each))),
+        ),
         Way(
             ("batches",),
             f"fetch({UNACKED}), ack each",
@@ -139,6 +148,25 @@ async def published(subject: str, size: int, count: int, stream: Stream) -> None
     values = bodies(size)
     out = [await stream.publish_async(subject, values[n % BATCH]) for n in range(count)]
     await asyncio.gather(*out)
+
+
+async def offered(count: int, each: int, stream: Stream) -> list[float]:
+    """See ``way.highest``, in a loop."""
+    values, found, out = bodies(100), list[float](), []
+    due = time.perf_counter()
+    for _ in range(count):
+        due += TICK_MS / 1e3
+        await asyncio.sleep(max(0.0, due - time.perf_counter()))
+
+        def came(_future: Any, due: float = due) -> None:
+            found.append((time.perf_counter() - due) * 1e3)
+
+        for number in range(each):
+            future = await stream.publish_async("produce", values[number % BATCH])
+            future.add_done_callback(came)
+            out.append(future)
+    await asyncio.gather(*out)
+    return found
 
 
 async def publishes(count: int, stream: Stream) -> list[float]:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import rmq_ray as rmq
@@ -26,12 +27,17 @@ from benchmarks.python_peers.way import (
     BATCH,
     EVERY_MS,
     PAGES,
+    PATIENCE_S,
     SENDERS,
+    TICKS,
     WARM_UP,
     Way,
+    bodies,
+    highest,
     of_threads,
     one_by_one,
     rate,
+    ticks,
     times,
     whole,
 )
@@ -78,6 +84,12 @@ def connected(where: dict[str, Any]) -> Iterator[list[Way]]:
             ),
             *produced(producer, "produce_1k", 1_024, 100_000),
             Way(("one",), "send", 2_000, one_by_one(lambda body: producer.send("one", body))),
+            Way(
+                ("steady",),
+                "send_async, add_done_callback",
+                TICKS,
+                highest(partial(offered, producer)),
+            ),
             *consumed(mq),
             Way(("idle",), "send, push consumer", 200, times(end_to_end(mq))),
             Way(("fsync",), "send", 300, one_by_one(lambda body: careful.send("one", body))),
@@ -124,6 +136,24 @@ def produced(producer: rmq.Producer, row: str, size: int, messages: int) -> list
 def sent(producer: rmq.Producer, topic: str, count: int, *, size: int, way: str) -> float:
     """Messages a second."""
     return send_batches(producer, topic, count, size, BATCH, way)
+
+
+def offered(producer: rmq.Producer, count: int, each: int) -> list[float]:
+    """See ``highest``."""
+    values, found = bodies(100), list[float]()
+    futures = []
+    for due in ticks(count):
+
+        def came(_future: Any, due: float = due) -> None:
+            found.append((perf_counter() - due) * 1e3)
+
+        for number in range(each):
+            future = producer.send_async("async", values[number % BATCH])
+            future.add_done_callback(came)
+            futures.append(future)
+    for future in futures:
+        future.result(timeout=PATIENCE_S)
+    return found
 
 
 def consumed(mq: Any) -> list[Way]:

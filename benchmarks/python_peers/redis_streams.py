@@ -25,13 +25,16 @@ from benchmarks.python_peers.way import (
     PAGES,
     PATIENCE_S,
     SENDERS,
+    TICKS,
     Arrivals,
     Way,
     bodies,
+    highest,
     of_threads,
     one_by_one,
     paced,
     rate,
+    ticks,
     times,
     whole,
 )
@@ -64,6 +67,16 @@ def connected(where: dict[str, Any]) -> Iterator[list[Way]]:
         *usual.added(("produce_1k",), 1_024),
         *(
             Way(("one",), f"xadd, {server.how}", 1_000, one_by_one(server.one), server is kept)
+            for server in (usual, kept)
+        ),
+        *(
+            Way(
+                ("steady",),
+                f"xadd, a pipeline each ms, transaction=False, {server.how}",
+                TICKS,
+                highest(server.offered),
+                server is kept,
+            )
             for server in (usual, kept)
         ),
         Way(
@@ -138,6 +151,18 @@ class Redis:
                 for value in values:
                     pipeline.xadd(stream, {"body": value})
                 pipeline.execute()
+
+    def offered(self, count: int, each: int) -> list[float]:
+        """See ``highest``."""
+        self._handle.delete("steady")
+        values, found = bodies(100), list[float]()
+        for due in ticks(count):
+            with self._handle.pipeline(transaction=False) as pipeline:
+                for number in range(each):
+                    pipeline.xadd("steady", {"body": values[number % BATCH]})
+                pipeline.execute()
+            found += [(perf_counter() - due) * 1e3] * each
+        return found
 
     def one(self, body: bytes) -> None:
         """One message, one round trip."""

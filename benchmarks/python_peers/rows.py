@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from statistics import median
 
-from benchmarks.python_peers.way import EVERY_MS, SENDERS, Measured
+from benchmarks.python_peers.way import EVERY_MS, LATE_MS, SENDERS, Measured
 from benchmarks.report import Figure, number
 
 OURS = "rmq_ray"
@@ -31,6 +31,7 @@ ROWS = (
     Row("produce", "produce 100 B, failures seen", 1.0, settled=True),
     Row("each", "produce 100 B, each its own outcome", 1.0, settled=True),
     Row("produce_1k", "produce 1 KB, failures seen", 1.0, settled=True),
+    Row("steady", f"send 100 B, the highest rate at p99 <= {LATE_MS:g} ms", None),
     Row("one", "send 100 B, one at a time", 1.0, LATENCY),
     Row("batches", "consume 100 B in batches, each committed", 1.0),
     Row("single", "consume 100 B, one a call", 0.7),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from benchmarks.report import percentiles
@@ -18,6 +18,10 @@ WARM_UP = 50
 PATIENCE_S = 120.0
 PAGES = 3 * PAGE
 """The least that takes several pages."""
+TICK_MS, LATE_MS, TICKS = 1.0, 10.0, 400
+"""How often a sender with a rate sends, how late the outcome of one in a hundred may be, and of how
+many ticks that is judged.
+"""
 
 Measured = dict[str, float]
 """``rate`` (messages a second) or ``p50`` and ``p99`` (ms); ``cpu_us`` of this process
@@ -102,6 +106,41 @@ def of_threads(send: Callable[[bytes], object]) -> Callable[[int], Measured]:
         Crew(SENDERS, work).join()
 
     return whole(sent)
+
+
+def ticks(count: int) -> Iterator[float]:
+    """Moments ``TICK_MS`` apart, each when it has come."""
+    due = time.perf_counter()
+    for _ in range(count):
+        due += TICK_MS / 1e3
+        time.sleep(max(0.0, due - time.perf_counter()))
+        yield due
+
+
+def highest(offered: Callable[[int, int], list[float]]) -> Callable[[int], Measured]:
+    """Most messages a second of which 99 in 100 have their outcome in time. ``offered(ticks,
+    each)``: ``each`` messages a tick; returns the milliseconds of each, from when it was due.
+    """
+
+    def measure(count: int) -> Measured:
+        begin, sent = time.process_time(), 0
+
+        def holds(each: int) -> bool:
+            nonlocal sent
+            sent += count * each
+            (p99,) = percentiles(offered(count, each), 99)
+            return p99 <= LATE_MS
+
+        low, high = 0, 1
+        while holds(high):
+            low, high = high, 2 * high
+        while high - low > max(1, low // 10):
+            middle = (low + high) // 2
+            low, high = (middle, high) if holds(middle) else (low, middle)
+        used = time.process_time() - begin
+        return {"rate": low * 1e3 / TICK_MS, "cpu_us": used / sent * 1e6}
+
+    return measure
 
 
 def bodies(size: int) -> list[bytes]:

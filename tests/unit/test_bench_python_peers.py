@@ -19,7 +19,7 @@ from benchmarks.kafka_peer import KAFKA, PROJECT
 from benchmarks.python_peers import client, servers
 from benchmarks.python_peers.rows import OURS, ROWS, TITLE, Found, Line, Row, lines, table
 from benchmarks.python_peers.turns import length
-from benchmarks.python_peers.way import WARM_UP, Arrivals, Way, rate, times
+from benchmarks.python_peers.way import LATE_MS, WARM_UP, Arrivals, Way, highest, rate, times
 from benchmarks.report import BEGIN, END, Figure, marks, write_report, write_section
 from tools.interop import ROOT, ToolMissing
 
@@ -116,6 +116,17 @@ def test_a_round_is_whole_batches_and_one_at_least(
     assert length(full, multiple, scale) == messages
 
 
+@pytest.mark.parametrize("most", [1, 2, 37, 5_000])
+def test_the_highest_rate_is_found_to_a_tenth_and_from_below(most: int) -> None:
+    def offered(ticks: int, each: int) -> list[float]:
+        late = 0.005 if each <= most else 0.02
+        count = ticks * each
+        return [LATE_MS + 1] * int(late * count) + [1.0] * (count - int(late * count))
+
+    found = highest(offered)(400)["rate"] / 1_000
+    assert 0.9 * most - 1 <= found <= most
+
+
 def test_times_that_warm_up_do_not_count_and_messages_that_did_not_come_are_a_failure() -> None:
     arrivals = Arrivals(2)
     came = [arrivals.came(arrivals.stamped()) for _ in range(WARM_UP + 2)]
@@ -163,7 +174,7 @@ def test_a_server_that_cannot_be_had_is_told_by_the_name_of_its_system(
 
 def test_each_system_has_a_client_and_each_but_ours_a_server() -> None:
     assert set(client.MODULES) == {OURS, *servers.SERVERS}
-    assert len({row.name for row in ROWS}) == len(ROWS) == 9
+    assert len({row.name for row in ROWS}) == len(ROWS) == 10
 
 
 def test_the_page_the_command_and_the_build_name_the_same_kafka() -> None:
