@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.push import consume_concurrently
 from rmq_ray.client.push.push_consumer import PushConsumer
 from tests.support.brokers.live_cluster import LiveCluster
 from tests.support.journeys import FilesRun
@@ -28,10 +29,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     came = threading.Event()
     directory = tmp_path_factory.mktemp("journeys")
     with (
+        pytest.MonkeyPatch.context() as patch,
         FilesRun() as files,
         LiveCluster(directory) as cluster,
         Producer("web", discovery=cluster) as producer,
     ):
+        # who looks for slow calls is a timer that a message starts: a slow step always meets it
+        patch.setattr(consume_concurrently, "LOOK_MS", 60_000.0)
 
         def send() -> None:
             producer.send("orders", b"x", tag="paid")
