@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -141,11 +142,14 @@ def sent(producer: rmq.Producer, topic: str, count: int, *, size: int, way: str)
 def offered(producer: rmq.Producer, count: int, each: int) -> list[float]:
     """See ``highest``."""
     values, found = bodies(100), list[float]()
+    whole = threading.Event()
     futures = []
     for due in ticks(count):
 
         def came(_future: Any, due: float = due) -> None:
             found.append((perf_counter() - due) * 1e3)
+            if len(found) == count * each:
+                whole.set()
 
         for number in range(each):
             future = producer.send_async("async", values[number % BATCH])
@@ -153,6 +157,7 @@ def offered(producer: rmq.Producer, count: int, each: int) -> list[float]:
             futures.append(future)
     for future in futures:
         future.result(timeout=PATIENCE_S)
+    whole.wait(PATIENCE_S)
     return found
 
 

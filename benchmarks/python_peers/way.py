@@ -130,7 +130,10 @@ def highest(offered: Callable[[int, int], list[float]]) -> Callable[[int], Measu
             nonlocal sent
             for _ in range(TRIES):
                 sent += count * each
-                (p99,) = percentiles(offered(count, each), 99)
+                outcomes = offered(count, each)
+                if len(outcomes) != count * each:
+                    raise RuntimeError(f"{len(outcomes)} of {count * each} outcomes were told")
+                (p99,) = percentiles(outcomes, 99)
                 if p99 <= LATE_MS:
                     return True
             return False

@@ -25,7 +25,7 @@ from rmq_ray.client.sending.group_commit import (
 from rmq_ray.errors import SendError, SendUnknown, TopicNotWritable
 from rmq_ray.model.message import Message, decode_properties
 from tests.support.brokers.tiny_cluster import TinyCluster
-from tests.support.clients.gathering import gathered
+from tests.support.clients.gathering import gathered, patient
 from tests.support.waiting import eventually
 
 ALONE_MAX = CROWD_MIN - 1
@@ -37,7 +37,10 @@ def cluster() -> Iterator[TinyCluster]:
         yield running
 
 
-def test_sends_that_find_enough_frames_out_travel_together(cluster: TinyCluster) -> None:
+def test_sends_that_find_enough_frames_out_travel_together(
+    cluster: TinyCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patient(monkeypatch)
     cluster.broker.hold.clear()
     count = ALONE_MAX + 20
     with (
@@ -101,8 +104,9 @@ def test_few_threads_go_alone(cluster: TinyCluster) -> None:
 
 @pytest.mark.parametrize(("code", "error"), [(1, SendError), (16, TopicNotWritable)])
 def test_a_group_that_fails_for_a_shared_reason_fails_for_all_its_threads(
-    cluster: TinyCluster, code: int, error: type[SendError]
+    cluster: TinyCluster, monkeypatch: pytest.MonkeyPatch, code: int, error: type[SendError]
 ) -> None:
+    patient(monkeypatch)
     cluster.broker.fault = lambda arrival, number: code if len(arrival.records) > 1 else None
     cluster.broker.hold.clear()
     count = ALONE_MAX + 3
@@ -258,7 +262,10 @@ def abandon(coalescer: SendCoalescer, group: Any, index: int) -> None:
     coalescer._go(group, index, group.members[index], False)
 
 
-def test_threads_that_wait_no_more_do_not_break_the_chain_of_wake_ups(cluster: TinyCluster) -> None:
+def test_threads_that_wait_no_more_do_not_break_the_chain_of_wake_ups(
+    cluster: TinyCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patient(monkeypatch, 3.0)
     cluster.broker.hold.clear()
     count = ALONE_MAX + 9
     with (

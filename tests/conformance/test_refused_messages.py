@@ -26,7 +26,7 @@ from rmq_ray.model.message import Message
 from rmq_ray.protocol.transaction import LocalTransactionState
 from tests.support.brokers.live_cluster import LiveCluster
 from tests.support.brokers.tiny_cluster import Arrival, TinyCluster
-from tests.support.clients.gathering import gathered
+from tests.support.clients.gathering import gathered, patient
 from tests.support.faults.chaos import place_of, read_log
 from tests.support.faults.killing_process import QUICK
 from tests.support.faults.lossy_proxy import LossyProxy
@@ -94,8 +94,9 @@ def ended(future: concurrent.futures.Future[Any]) -> Any:
 
 
 def test_of_threads_that_share_a_frame_only_the_one_with_the_bad_message_fails(
-    cluster: LiveCluster,
+    cluster: LiveCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    patient(monkeypatch)
     bodies = bodies_of(ALONE_MAX + 20, ALONE_MAX + 5, ALONE_MAX + 6)
     with (
         Producer("web", discovery=cluster) as producer,
@@ -151,8 +152,9 @@ def never(_message: Any) -> LocalTransactionState:
 
 
 def test_of_threads_whose_halves_share_a_frame_only_the_one_with_the_bad_message_fails(
-    cluster: LiveCluster,
+    cluster: LiveCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    patient(monkeypatch)
     bodies = bodies_of(12, 4)
 
     def one(producer: Producer, body: bytes) -> Any:
