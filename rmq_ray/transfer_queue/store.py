@@ -14,7 +14,7 @@ in the ledger, or what ``live_keys`` shows; a broker that is away is waited for,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -26,6 +26,7 @@ from rmq_ray.client.messages.received import MessageExt
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.client.pull.pull_consumer import PullConsumer
 from rmq_ray.client.pull.queue_queries import PullResult
+from rmq_ray.client.scan.blocks import Blocks
 from rmq_ray.client.scan.point_reader import PointReader, StoredRecord
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import ConsumerConfig
@@ -90,11 +91,12 @@ class ValueStore:
             config=ConsumerConfig(group=f"{settings.topic}_readers", pull_bytes=PULL_BYTES),
         )
         self._pool = ThreadPoolExecutor(THREADS, "rmq-ray-values")
+        self._memory = Blocks()
         try:
             self._producer.start()
             self._reader.start()
             instance = ClientInstance.get_or_create(discovery, self._reader.client_id)
-            self._files = PointReader(instance)
+            self._files = PointReader(instance, self._memory)
         except BaseException:
             self.close()
             raise
@@ -176,6 +178,7 @@ class ValueStore:
         self._pool.shutdown(wait=False)
         self._producer.close()
         self._reader.close()
+        self._memory.clear()
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -188,10 +191,7 @@ class ValueStore:
         return MessageQueue(topic, min(queue.broker_name for queue in route.queues), 0)
 
     def _sent(self, ready: list[Parcel], keys: Sequence[str]) -> list[list[SendResult]]:
-        send = partial(self._send, keys)
-        if len(ready) < 2:
-            return [send(parcel) for parcel in ready]
-        return self._on_threads(send, ready)
+        return self._on_threads(partial(self._send, keys), ready)
 
     def _send(self, keys: Sequence[str], parcel: Parcel) -> list[SendResult]:
         return self._producer.send_arrow(
@@ -218,14 +218,18 @@ class ValueStore:
             for part in parts:
                 offsets = range(part.first, part.first + part.size)
                 wanted.setdefault(part[:2], set()).update(offsets)
-        if len(wanted) < 2:
-            return {where: self._read_queue(where, wanted[where]) for where in wanted}
-        read = self._on_threads(self._read_queue, wanted, wanted.values())
+        brokers = list(dict.fromkeys(broker for broker, _ in wanted))
+        stores = dict(zip(brokers, self._on_threads(self._files.store, brokers), strict=True))
+        there = [stores[broker] for broker, _ in wanted]
+        read = self._on_threads(self._read_queue, wanted, wanted.values(), there)
         return dict(zip(wanted, read, strict=True))
 
-    def _read_queue(self, where: tuple[str, int], wanted: set[int]) -> dict[int, StoredRecord]:
-        queue = MessageQueue(self._settings.topic, *where)
-        found = dict(self._files.read(queue, runs(sorted(wanted))))
+    def _read_queue(
+        self, where: tuple[str, int], wanted: set[int], store: Mapping[str, Any] | None
+    ) -> dict[int, StoredRecord]:
+        queue, found = MessageQueue(self._settings.topic, *where), dict[int, StoredRecord]()
+        if store is not None:
+            found.update(self._files.read(queue, runs(sorted(wanted)), store))
         for first, end in runs(sorted(wanted - found.keys())):
             at, before = first, -1
             while before < at < end:  # ends: a pull that does not lead on is the last one
@@ -239,7 +243,10 @@ class ValueStore:
                 at = pulled.next_offset  # behind what is damaged, or was taken by retention
         return found
 
-    def _on_threads(self, work: Callable[..., T], *given: Iterable[Any]) -> list[T]:
+    def _on_threads(self, work: Callable[..., T], *given: Collection[Any]) -> list[T]:
+        """One alone in this thread."""
+        if len(given[0]) < 2:
+            return list(map(work, *given))
         try:
             begun = self._pool.map(work, *given)
         except RuntimeError as error:  # it was shut down

@@ -134,6 +134,10 @@ def check_equal(found: list[Any], values: list[Any]) -> None:
     assert all(np.array_equal(one, other) for one, other in zip(found, values, strict=True))
 
 
+def address(value: Any) -> int:
+    return int(value.__array_interface__["data"][0])
+
+
 def held_files(cluster: LiveCluster) -> Counter[str]:
     """Of the store, open in this process, which is the broker's, too."""
     found: Counter[str] = Counter()
@@ -153,9 +157,16 @@ def test_on_the_brokers_machine_values_are_read_from_its_files(
     before = held_files(cluster)
     found = store.get([*keys, keys[0]], [*places, places[0]])
     check_equal(found, [*values, values[0]])
-    assert asked["pulls"] == 0 and asked["stores"]
+    assert asked["pulls"] == 0 and asked["stores"] == 1
     for value in found:
         value += 1  # each is its owner's, also of a key that was asked for twice
+    check_equal(found, [value + 1 for value in (*values, values[0])])
+    again = store.get(keys, places)
+    check_equal(again, values)
+    check_equal(found, [value + 1 for value in (*values, values[0])])
+    there = {address(value) for value in again}
+    again.clear()
+    assert there & {address(value) for value in store.get(keys, places)}, "memory serves again"
     check_equal(found, [value + 1 for value in (*values, values[0])])
     after = held_files(cluster)
     assert after and not [path for path in after if after[path] > max(1, before[path])]

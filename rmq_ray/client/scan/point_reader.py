@@ -1,7 +1,7 @@
 """Records at known offsets, from the files of a broker on this machine: without the way through it,
 and in memory of their own.
 
-    STORE_INFO of the queue's broker ──another host, or may not be asked──> nothing, from now on
+    STORE_INFO of a broker ──another host, or may not be asked──> nothing, from now on
         └─ where its store is, what of it is visible ─> ``LocalSplitReader`` ─> records
 
 Decides which brokers are asked where their files are. Does not decide what to do about a record
@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.instance.outage import ask_for_map, passes
+from rmq_ray.client.scan.blocks import Blocks
 from rmq_ray.client.scan.scan_plan import split_of
 from rmq_ray.client.scan.split_reader import LocalSplitReader
 from rmq_ray.codec.record_layout import RecordLayout
@@ -36,42 +37,43 @@ CALL_TIMEOUT_MS = 5_000
 
 
 class StoredRecord(NamedTuple):
-    """``body``: as it was sent; whose memory may be written to, nobody else has it."""
+    """``body``: as it was sent; its memory may be written to, nobody else has it."""
 
     properties: Mapping[str, str]
     body: Any
 
 
 class PointReader:
-    """With the connections of ``instance``, which has to run. Any thread may call it."""
+    """With the connections of ``instance``, which has to run. Any thread may call it. ``blocks``:
+    where records are put.
+    """
 
-    def __init__(self, instance: ClientInstance) -> None:
+    def __init__(self, instance: ClientInstance, blocks: Blocks) -> None:
         self._instance = instance
+        self._blocks = blocks
         self._elsewhere: set[Address] = set()
 
     def read(
-        self, queue: MessageQueue, ranges: Iterable[tuple[int, int]]
+        self, queue: MessageQueue, ranges: Iterable[tuple[int, int]], store: Mapping[str, Any]
     ) -> Iterator[tuple[int, StoredRecord]]:
-        """Yields (queue offset, record) of what the files give of these [first, end). Raises
-        nothing: where something is wrong there is less.
+        """Yields (queue offset, record) of what the files of ``store`` give of these [first, end).
+        Raises nothing: where something is wrong there is less.
         """
-        store = self._store(queue)
-        if store is None:
-            return
         reader = LocalSplitReader()
         try:
             for first, end in ranges:
                 split = split_of(queue, first, end, store, ())
                 try:
-                    for at, layout in reader.read_apart(split, CHUNK_BYTES):
+                    for at, layout in reader.read_apart(split, CHUNK_BYTES, self._blocks):
                         yield from _records(at, layout)
                 except StoreError as error:
                     log.debug("records of %s are read through its broker: %s", queue, error)
         finally:
             reader.close()
 
-    def _store(self, queue: MessageQueue) -> Mapping[str, Any] | None:
-        address = self._instance.reading_address(queue.broker_name)
+    def store(self, broker_name: str) -> Mapping[str, Any] | None:
+        """Where the files of a broker are and what of them is visible now; None: not here."""
+        address = self._instance.reading_address(broker_name)
         if address is None or address in self._elsewhere:
             return None
         try:

@@ -21,11 +21,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from rmq_ray.arrays import Array
+from rmq_ray.client.scan.blocks import Blocks
 from rmq_ray.codec.body_crcs import body_crcs
 from rmq_ray.codec.record import HEADER_BYTES, MAGIC, OVERHEAD_BYTES
 from rmq_ray.codec.record_layout import RecordLayout
@@ -80,12 +82,14 @@ class LocalSplitReader:
             sizes = (layout.ends - layout.starts).astype(np.int32)
             yield layout.buffer, sizes, first + layout.count
 
-    def read_apart(self, split: Split, chunk_bytes: int) -> Iterator[tuple[int, RecordLayout]]:
-        """Yields (queue offset of the first, where the parts of each are): records in memory that
-        is the caller's own, where each body begins at a multiple of ``ALIGNED`` bytes (but behind
-        hosts of 16 bytes). Raises what ``read_from`` does.
+    def read_apart(
+        self, split: Split, chunk_bytes: int, blocks: Blocks
+    ) -> Iterator[tuple[int, RecordLayout]]:
+        """Yields (queue offset of the first, where the parts of each are): records in memory of
+        ``blocks`` that is the caller's own, where each body begins at a multiple of ``ALIGNED``
+        bytes (but behind hosts of 16 bytes). Raises what ``read_from`` does.
         """
-        return self._chunks(split, chunk_bytes, _apart)
+        return self._chunks(split, chunk_bytes, partial(_apart, blocks))
 
     def close(self) -> None:
         """Close all files."""
@@ -238,12 +242,10 @@ def _cut(here: Array, low: int, high: int) -> list[int]:
     return [low, *(np.flatnonzero(here) + low + 1).tolist(), high]
 
 
-def _apart(sizes: Array) -> tuple[memoryview, Array]:
-    """A ``Target`` of fresh memory. One block: the kernel hands out the pages of many small ones
-    one by one, which takes as long as filling them.
-    """
+def _apart(blocks: Blocks, sizes: Array) -> tuple[memoryview, Array]:
+    """A ``Target`` of memory that nobody else has, in one block."""
     rooms = -(-sizes // ALIGNED) * ALIGNED
-    block = np.empty(int(rooms.sum()) + ALIGNED, np.uint8)
+    block = blocks.take(int(rooms.sum()) + ALIGNED)
     first = -(block.__array_interface__["data"][0] + HEADER_BYTES) % ALIGNED
     return memoryview(block)[first:], np.cumsum(rooms) - rooms  # type: ignore[arg-type]
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rmq_ray.client.scan.blocks import Blocks
 from rmq_ray.client.scan.split_reader import LocalSplitReader
 from rmq_ray.codec.record import decode_record
 from rmq_ray.errors import StoreCorrupt, StoreError, StoreForeign, StoreMissing
@@ -288,9 +289,10 @@ def test_apart_every_body_is_aligned_and_its_memory_nobody_elses() -> None:
         rig.send(sent[number : number + 3], sequence=2 * number, topic="T0")
         rig.send([b"between" * 5] * 2, sequence=2 * number + 1, topic="T1")
     found: list[Any] = []
-    for chunk_bytes in (1, 60_000, 1 << 30):
+    blocks = Blocks()
+    for size in (1, 60_000, 1 << 30):
         before = len(found)
-        for first, layout in LocalSplitReader(rig.disk).read_apart(a_split(rig), chunk_bytes):
+        for first, layout in LocalSplitReader(rig.disk).read_apart(a_split(rig), size, blocks):
             assert first == len(found) - before
             ends = zip(layout.body_begins.tolist(), layout.body_ends.tolist(), strict=True)
             found += [np.frombuffer(layout.buffer[begin:end], np.uint8) for begin, end in ends]
@@ -305,7 +307,7 @@ def test_apart_every_body_is_aligned_and_its_memory_nobody_elses() -> None:
 def test_apart_nothing_that_is_damaged_is_handed_out_either(at: int) -> None:
     rig = a_store()
     flip_record(rig, 40, at)
-    chunks = LocalSplitReader(rig.disk).read_apart(a_split(rig, start=38), 1)
+    chunks = LocalSplitReader(rig.disk).read_apart(a_split(rig, start=38), 1, Blocks())
     assert [next(chunks)[0] for _ in range(2)] == [38, 39]
     with pytest.raises(StoreCorrupt, match="at offset 40 is damaged or missing"):
         next(chunks)
