@@ -11,6 +11,7 @@ environment looks like.
 - A file is parsed without the garbage collector (by house rules, and by pytest itself).
 - Ray's workers keep the normal priority; Ray phones nobody; pytest never joins a cluster that runs
   on the machine.
+- Ctrl-C interrupts, also where pytest runs in the background of a script.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import ast
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,6 +43,10 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_DEDUP_LOGS", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.pop("RAY_ADDRESS", None)
+# a shell that runs a script starts what it puts into the background deaf to Ctrl-C, and so are the
+# processes of that, which some tests interrupt
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _parse = ast.parse
 
