@@ -26,6 +26,7 @@ from benchmarks.python_peers.way import (
     PAGES,
     PATIENCE_S,
     SENDERS,
+    TICK_MS,
     TICKS,
     Arrivals,
     Way,
@@ -180,7 +181,7 @@ class Kafka:
     def offered(self, producer: Outcomes, count: int, each: int) -> list[float]:
         """See ``highest``; callbacks run at the next tick."""
         values, found = bodies(100), list[float]()
-        for due in ticks(count):
+        for due in ticks(count, TICK_MS):
 
             def came(error: Any, message: Any, due: float = due) -> None:
                 producer.seen(error, message)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
@@ -153,10 +153,7 @@ async def published(subject: str, size: int, count: int, stream: Stream) -> None
 async def offered(count: int, each: int, stream: Stream) -> list[float]:
     """See ``way.highest``, in a loop."""
     values, found, out = bodies(100), list[float](), []
-    due = time.perf_counter()
-    for _ in range(count):
-        due += TICK_MS / 1e3
-        await asyncio.sleep(max(0.0, due - time.perf_counter()))
+    async for due in ticks(count, TICK_MS):
 
         def came(_future: Any, due: float = due) -> None:
             found.append((time.perf_counter() - due) * 1e3)
@@ -245,8 +242,14 @@ async def paced_tasks(
     arrivals: Arrivals, count: int, send: Callable[[bytes], Awaitable[object]]
 ) -> None:
     """``way.paced`` in a loop."""
-    due = time.perf_counter()
-    for _ in range(WARM_UP + count):
+    async for _ in ticks(WARM_UP + count, EVERY_MS):
         await send(arrivals.stamped())
-        due += EVERY_MS / 1e3
+
+
+async def ticks(count: int, every_ms: float) -> AsyncIterator[float]:
+    """``way.ticks`` in a loop."""
+    due = time.perf_counter()
+    for _ in range(count):
+        due += every_ms / 1e3
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
+        yield due

@@ -30,6 +30,7 @@ from benchmarks.python_peers.way import (
     PAGES,
     PATIENCE_S,
     SENDERS,
+    TICK_MS,
     TICKS,
     WARM_UP,
     Way,
@@ -142,14 +143,14 @@ def sent(producer: rmq.Producer, topic: str, count: int, *, size: int, way: str)
 def offered(producer: rmq.Producer, count: int, each: int) -> list[float]:
     """See ``highest``."""
     values, found = bodies(100), list[float]()
-    whole = threading.Event()
+    told = threading.Event()
     futures = []
-    for due in ticks(count):
+    for due in ticks(count, TICK_MS):
 
         def came(_future: Any, due: float = due) -> None:
             found.append((perf_counter() - due) * 1e3)
             if len(found) == count * each:
-                whole.set()
+                told.set()
 
         for number in range(each):
             future = producer.send_async("async", values[number % BATCH])
@@ -157,7 +158,7 @@ def offered(producer: rmq.Producer, count: int, each: int) -> list[float]:
             futures.append(future)
     for future in futures:
         future.result(timeout=PATIENCE_S)
-    whole.wait(PATIENCE_S)
+    told.wait(PATIENCE_S)
     return found
 
 

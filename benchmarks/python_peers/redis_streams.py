@@ -25,6 +25,7 @@ from benchmarks.python_peers.way import (
     PAGES,
     PATIENCE_S,
     SENDERS,
+    TICK_MS,
     TICKS,
     Arrivals,
     Way,
@@ -156,7 +157,7 @@ class Redis:
         """See ``highest``."""
         self._handle.delete("steady")
         values, found = bodies(100), list[float]()
-        for due in ticks(count):
+        for due in ticks(count, TICK_MS):
             with self._handle.pipeline(transaction=False) as pipeline:
                 for number in range(each):
                     pipeline.xadd("steady", {"body": values[number % BATCH]})

@@ -109,11 +109,11 @@ def of_threads(send: Callable[[bytes], object]) -> Callable[[int], Measured]:
     return whole(sent)
 
 
-def ticks(count: int) -> Iterator[float]:
-    """Moments ``TICK_MS`` apart, each when it has come."""
+def ticks(count: int, every_ms: float) -> Iterator[float]:
+    """Moments so far apart, each when it has come."""
     due = time.perf_counter()
     for _ in range(count):
-        due += TICK_MS / 1e3
+        due += every_ms / 1e3
         time.sleep(max(0.0, due - time.perf_counter()))
         yield due
 
@@ -180,8 +180,5 @@ class Arrivals:
 
 def paced(arrivals: Arrivals, messages: int, send: Callable[[bytes], object]) -> None:
     """A message each ``EVERY_MS``, at set times."""
-    due = time.perf_counter()
-    for _ in range(WARM_UP + messages):
+    for _ in ticks(WARM_UP + messages, EVERY_MS):
         send(arrivals.stamped())
-        due += EVERY_MS / 1e3
-        time.sleep(max(0.0, due - time.perf_counter()))

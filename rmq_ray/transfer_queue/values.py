@@ -28,6 +28,7 @@ import numpy as np
 import pyarrow as pa
 
 from rmq_ray.actors import gateway
+from rmq_ray.client.scan.blocks import address
 from rmq_ray.client.scan.split_reader import ALIGNED
 from rmq_ray.codec import values as plain
 from rmq_ray.errors import BodyUnreadable, ClientError
@@ -101,7 +102,7 @@ class Room:
 
     def __init__(self, size: int, values: int) -> None:
         self._block = np.empty(size + ALIGNED * (values + 1), np.uint8)
-        self._next = -self._block.__array_interface__["data"][0] % ALIGNED
+        self._next = -address(self._block) % ALIGNED
 
     def joined(self, pieces: Sequence[Any]) -> Any:
         """The pieces, one behind the other, as bytes of numpy: a copy, but of one that lies aligned
@@ -109,7 +110,7 @@ class Room:
         """
         if len(pieces) == 1:
             whole = np.frombuffer(pieces[0], np.uint8)
-            if whole.flags.writeable and not whole.__array_interface__["data"][0] % ALIGNED:
+            if whole.flags.writeable and not address(whole) % ALIGNED:
                 return whole
         begin = end = self._next
         for piece in pieces:
@@ -232,7 +233,7 @@ def _as_array(whole: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _owned(form: str, array: Any) -> Encoded:
-    return Encoded(form, array.__array_interface__["data"][0], array.nbytes, array)
+    return Encoded(form, address(array), array.nbytes, array)
 
 
 def _nothing(form: str) -> Encoded:

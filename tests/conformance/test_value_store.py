@@ -21,6 +21,7 @@ from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.client.pull.pull_consumer import PullConsumer
 from rmq_ray.client.scan import point_reader
+from rmq_ray.client.scan.blocks import address
 from rmq_ray.errors import ClientError, NotAuthorized, ValueNotFound
 from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.transfer_queue.settings import BackendSettings
@@ -132,10 +133,6 @@ def some_values(store: ValueStore) -> tuple[list[str], list[str], list[Any]]:
 def check_equal(found: list[Any], values: list[Any]) -> None:
     assert len(found) == len(values)
     assert all(np.array_equal(one, other) for one, other in zip(found, values, strict=True))
-
-
-def address(value: Any) -> int:
-    return int(value.__array_interface__["data"][0])
 
 
 def held_files(cluster: LiveCluster) -> Counter[str]:

@@ -60,5 +60,10 @@ class Blocks:
             self._kept.clear()
 
 
+def address(array: Array) -> int:
+    """Where in memory its first element lies."""
+    return int(array.__array_interface__["data"][0])
+
+
 def _references(blocks: Sequence[object], number: int) -> int:
     return sys.getrefcount(blocks[number])

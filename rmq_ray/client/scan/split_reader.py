@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from rmq_ray.arrays import Array
-from rmq_ray.client.scan.blocks import Blocks
+from rmq_ray.client.scan.blocks import Blocks, address
 from rmq_ray.codec.body_crcs import body_crcs
 from rmq_ray.codec.record import HEADER_BYTES, MAGIC, OVERHEAD_BYTES
 from rmq_ray.codec.record_layout import RecordLayout
@@ -246,7 +246,7 @@ def _apart(blocks: Blocks, sizes: Array) -> tuple[memoryview, Array]:
     """A ``Target`` of memory that nobody else has, in one block."""
     rooms = -(-sizes // ALIGNED) * ALIGNED
     block = blocks.take(int(rooms.sum()) + ALIGNED)
-    first = -(block.__array_interface__["data"][0] + HEADER_BYTES) % ALIGNED
+    first = -(address(block) + HEADER_BYTES) % ALIGNED
     return memoryview(block)[first:], np.cumsum(rooms) - rooms  # type: ignore[arg-type]
 
 

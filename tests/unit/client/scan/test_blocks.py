@@ -12,13 +12,9 @@ import numpy as np
 import pytest
 
 from rmq_ray.client.scan import blocks as module
-from rmq_ray.client.scan.blocks import SHORT_BYTES, Blocks
+from rmq_ray.client.scan.blocks import SHORT_BYTES, Blocks, address
 
 LONG = 2 * SHORT_BYTES
-
-
-def address(block: Any) -> int:
-    return int(block.__array_interface__["data"][0])
 
 
 @pytest.mark.parametrize(
