@@ -257,9 +257,7 @@ class TrainSource(Iterator[pa.Table]):
         """Share the queues and find where each goes on; once."""
         if self._queues:
             return
-        topics = self._planner.state
-        topics.wait_for(self._discovery.broker_names())  # every worker must see all queues
-        everywhere = self._planner.now()
+        everywhere = self._planner.now(self._discovery.broker_names())  # as every worker sees it
         rank, workers = self._fresh.shard
         known = set() if self._loaded is None else self._loaded.windows.keys()
         missing = sorted(known - everywhere.bounds.keys())

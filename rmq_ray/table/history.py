@@ -15,7 +15,7 @@ cannot be read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from rmq_ray.client.scan.batch_planner import BatchLimits, BatchPlanner, KnowsBrokers
 from rmq_ray.client.scan.scan_plan import ScanPlan
@@ -125,9 +125,9 @@ class HistoryPlanner(BatchPlanner):
             None if source == "log" else TopicHistory(discovery, topics[0], self._cut_to)
         )
 
-    def now(self) -> State:
+    def now(self, brokers_expected: Collection[str] = ()) -> State:
         """As the planner's, from the table's oldest row on where the stream begins there."""
-        found = super().now()
+        found = super().now(brokers_expected)
         return found if self._history is None else self._history.widened(found)
 
     def start_offsets(self, state: State) -> Offsets:

@@ -126,8 +126,7 @@ def plan_union(
     last: Offsets = {}
     try:
         with TopicState(discovery, topic) as asked:
-            asked.wait_for(brokers_expected)
-            state = asked.now()
+            state = asked.now(brokers_expected)
             committed = committed | asked.cut_to(committed, kept.epochs)
             nothing = dict.fromkeys([*state.bounds, *committed], 0)
             first = _resolved(asked, begin, state, nothing)
@@ -146,7 +145,13 @@ def plan_union(
         begins = {q: max(committed.get(q, 0), first[q]) for q in log}
         ends = {q: max(begins[q], last[q]) for q in log}
         plan = plan_scan(
-            discovery, topic, begins, ends, splits_wanted, (), options or ScanOptions()
+            discovery,
+            topic,
+            begins,
+            ends,
+            splits_wanted,
+            brokers_expected,
+            options or ScanOptions(),
         )
     ranges = {q: (first.get(q, 0), min(at, last.get(q, at))) for q, at in committed.items()}
     wanted = {queue: (low, high) for queue, (low, high) in ranges.items() if low < high}

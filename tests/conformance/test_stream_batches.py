@@ -4,7 +4,7 @@ groups, cuts of a log. No Spark: nothing is read here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -176,10 +176,10 @@ def test_a_name_server_that_restarts_is_asked_again(
         [ConnectFailed("refused"), ConnectionLost("reset")],
     )
 
-    def now(self: TopicState) -> Any:
+    def now(self: TopicState, brokers_expected: Collection[str] = ()) -> Any:
         if faults:
             raise faults.pop()
-        return asked(self)
+        return asked(self, brokers_expected)
 
     monkeypatch.setattr(TopicState, "now", now)
     assert stream.ends() == dict.fromkeys(QUEUES, 10) and not faults

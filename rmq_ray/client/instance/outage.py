@@ -3,7 +3,8 @@ streams, and drivers between batches.
 
 Decides: which failures pass by themselves (``retriable`` errors; answers of a broker that is busy
 or still recovers) and for how long they are waited for; that brokers which belong to the cluster
-are waited for, too. Does not decide what is asked or where. Every other error and answer comes out
+are waited for, too, and when a route has the queues of all of them. Does not decide what is asked
+or where. Every other error and answer comes out
 at once.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, TypeVar
 
 import msgpack
 
@@ -31,10 +32,12 @@ from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 
 log = logging.getLogger("rmq_ray.client")
+Found = TypeVar("Found")
 
 PAUSE_MS = 100
 TIMEOUT_MS = 10_000  # of each request
 PATIENCE_MS = 30_000  # a broker that was killed is back in 1 to 5 s
+LOOKS_MAX = 10
 PASSING = frozenset(
     (ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.STILL_RECOVERING)
 )
@@ -146,3 +149,28 @@ def wait_for_brokers(instance: ClientInstance, expected: Collection[str], why: s
                 f"{PATIENCE_MS // 1000} s: {why}; {told or 'see `rmq-ray status`'}"
             )
         instance.clock.sleep_ms(PAUSE_MS)
+
+
+def while_registered(
+    instance: ClientInstance, expected: Collection[str], why: str, fetch: Callable[[], Found]
+) -> Found:
+    """What ``fetch()`` finds in routes, right before and right after the name servers knew all of
+    ``expected``; of none expected at once.
+
+    A broker that dies takes its queues out of every route: between a look at who is registered and
+    a look at a route, too. ``ClusterError`` as of ``wait_for_brokers``, and where no two looks are
+    the same.
+    """
+    if not expected:
+        return fetch()
+    wait_for_brokers(instance, expected, why)
+    found = fetch()
+    for _ in range(LOOKS_MAX):
+        wait_for_brokers(instance, expected, why)
+        before, found = found, fetch()
+        if found == before:
+            return found
+    raise ClusterError(
+        f"routes changed {LOOKS_MAX} times while they were looked up, so brokers come and go: "
+        f"{why}; see `rmq-ray status`"
+    )

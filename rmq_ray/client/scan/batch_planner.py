@@ -89,9 +89,9 @@ class BatchPlanner:
         if opened is not None:
             opened.close()
 
-    def now(self) -> State:
+    def now(self, brokers_expected: Collection[str] = ()) -> State:
         """Bounds and epochs of the queues that are read. Waits for brokers as ``state_of`` does."""
-        found = state_of(self.state, self._discovery)
+        found = state_of(self.state, self._discovery, brokers_expected)
         if self._mine is None:
             return found
         mine = set(self._mine(found.bounds.keys()))
@@ -278,17 +278,19 @@ class BatchPlanner:
             log.warning("%d messages %s are passed over (fail_on_data_loss=False)", rows, where)
 
 
-def state_of(asked: TopicState, discovery: KnowsBrokers) -> State:
-    """The state of the topics now. Name servers and brokers that restart are asked again, 30 s. A
-    topic that is not there may be that of brokers that are down: they are waited for as long.
+def state_of(
+    asked: TopicState, discovery: KnowsBrokers, brokers_expected: Collection[str] = ()
+) -> State:
+    """The state of the topics now; see ``TopicState.now``. Name servers and brokers that restart
+    are asked again, 30 s. A topic that is not there may be that of brokers that are down: they are
+    waited for as long.
     """
     give_up = SYSTEM_CLOCK.monotonic_ms() + outage.PATIENCE_MS
     while True:  # ends: at give_up
         try:
-            return asked.now()
+            return asked.now(brokers_expected)
         except TopicNotFound:
-            asked.wait_for(discovery.broker_names())
-            return asked.now()
+            return asked.now(discovery.broker_names())
         except RemotingError as error:
             if not error.retriable or SYSTEM_CLOCK.monotonic_ms() >= give_up:
                 raise

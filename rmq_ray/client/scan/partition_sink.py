@@ -11,12 +11,12 @@ rows that were counted are stored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rmq_ray.client.instance.client_instance import ClientInstance
-from rmq_ray.client.instance.outage import wait_for_brokers
+from rmq_ray.client.instance.outage import while_registered
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.client.sending.arrow_columns import Columns
 from rmq_ray.errors import TopicNotFound
@@ -101,15 +101,20 @@ def write_queues(
     an expected broker stays away for 30 s.
     """
     instance = ClientInstance.get_or_create(discovery)
+
+    def look() -> Sequence[MessageQueue]:
+        instance.routes.refresh(topic)
+        return instance.routes.writable(topic) or ()
+
     instance.start()
     try:
-        wait_for_brokers(instance, brokers_expected, "its queues belong to the write")
-        instance.routes.refresh(topic)
-        info = instance.routes.publish(topic)
+        queues = while_registered(
+            instance, brokers_expected, "its queues belong to the write", look
+        )
     finally:
         instance.release()
-    if info is None or not info.queues:
+    if not queues:
         raise TopicNotFound(
             f"topic {topic!r} does not exist, or nobody may write it: create it first", topic
         )
-    return sorted(info.queues)
+    return sorted(queues)

@@ -34,7 +34,6 @@ from rmq_ray.errors import (
     ConsumeError,
     RemotingError,
     ResponseError,
-    TopicNotFound,
 )
 from rmq_ray.model.ids import MASTER_ID, Address, MessageQueue
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
@@ -52,20 +51,18 @@ Bounds = dict[MessageQueue, tuple[int, int]]
 
 def planned_at(
     instance: ClientInstance,
-    topics: Sequence[str],
+    queues: Sequence[MessageQueue],
     needed: Mapping[MessageQueue, int],
     alone_ms: float = MASTER_ALONE_MS,
 ) -> tuple[dict[str, Address], Bounds]:
-    """(the copy of each broker name that answers for these topics, [minimum, maximum) of each queue
-    that may be read).
+    """(the copy of each broker name that answers for these queues, [minimum, maximum) of each that
+    it knows).
 
     ``needed``: offsets that a slave must hold to be asked, by queue. ``alone_ms``: how long nobody
     but a master that is in the route is asked, once for each broker; infinite: slaves never are.
-    Raises ``TopicNotFound``; where no copy answers for 30 s the last error, or ``ClusterError`` if
-    there are slaves that may not; ``ResponseError`` where one refuses, ``ClientError`` for a broker
-    without address.
+    Raises, where no copy answers for 30 s, the last error, or ``ClusterError`` if there are slaves
+    that may not; ``ResponseError`` where one refuses, ``ClientError`` for a broker without address.
     """
-    queues = [queue for topic in topics for queue in _queues(instance, topic)]
     copies: dict[str, Address] = {}
     bounds: Bounds = {}
     for name in sorted({queue.broker_name for queue in queues}):
@@ -228,17 +225,6 @@ class _Asking:
         return any(
             queue not in told or told[queue][1] < offset for queue, offset in self._needed.items()
         )
-
-
-def _queues(instance: ClientInstance, topic: str) -> tuple[MessageQueue, ...]:
-    queues = instance.routes.find_subscribe(topic)
-    if not queues:
-        raise TopicNotFound(
-            f"topic {topic!r} does not exist in this cluster, or nobody may read it: create "
-            f"it or send to it first",
-            topic,
-        )
-    return queues
 
 
 def _committed(

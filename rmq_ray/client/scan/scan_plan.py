@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,8 +23,15 @@ from typing import Any
 import msgpack
 
 from rmq_ray.client.instance.client_instance import ClientInstance
-from rmq_ray.client.instance.outage import ask_for_map, ask_name_server, wait_for_brokers
+from rmq_ray.client.instance.outage import ask_for_map
 from rmq_ray.client.pull.queue_queries import QueueQueries
+from rmq_ray.client.scan.queues_read import (
+    Queues,
+    matching_topics,
+    named_topics,
+    queues_read,
+    topic_pattern,
+)
 from rmq_ray.client.scan.scan_copies import (
     MASTER_ALONE_MS,
     group_positions,
@@ -36,10 +42,9 @@ from rmq_ray.client.scan.split_reader import LocalSplitReader
 from rmq_ray.client.scan.stream_split_reader import StreamSplitReader
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import DEFAULT_CLUSTER, RemotingLimits, Tls
-from rmq_ray.errors import ClientError, RemotingError, StoreError, TopicNotFound
+from rmq_ray.errors import RemotingError, StoreError, TopicNotFound
 from rmq_ray.files import host_id
 from rmq_ray.model.ids import Address, MessageQueue
-from rmq_ray.model.topics import DLQ_PREFIX, REPLY_SUFFIX, RETRY_PREFIX, SYSTEM_TOPICS
 from rmq_ray.ports import Discovery, Split
 from rmq_ray.protocol.scan.scan_positions import LikeGroup, Where, group_offsets, normal, of_queues
 from rmq_ray.protocol.scan.scan_splits import (
@@ -49,10 +54,8 @@ from rmq_ray.protocol.scan.scan_splits import (
     resolve,
     rows_per_split,
 )
-from rmq_ray.protocol.validators import check_topic
 from rmq_ray.remoting.connection import Connection
 from rmq_ray.remoting.handshake import Credentials
-from rmq_ray.remoting.wire.bodies import decode_cluster_info, decode_topic_list
 from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.records import Sizes
@@ -226,12 +229,16 @@ def plan_scan(
     try:
         where = instance.link.cluster
         assert where is not None  # looked up by start
-        wait_for_brokers(instance, brokers_expected, "a read now would lack its queues")
-        names = _topics(instance, topic, options.pattern)
+        queues = _queues(instance, topic, brokers_expected, options.pattern)
         alone_ms = (
             math.inf if isinstance(finish, int | LikeGroup) else options.master_alone_ms
         )  # such an end is the master's to say
-        brokers, bounds = planned_at(instance, names, named_offsets((begin, finish)), alone_ms)
+        brokers, bounds = planned_at(
+            instance,
+            [queue for own in queues.values() for queue in own],
+            named_offsets((begin, finish)),
+            alone_ms,
+        )
         low, high = (
             _looked_up(instance, position, brokers, bounds) for position in (begin, finish)
         )
@@ -253,49 +260,28 @@ def plan_scan(
         for queue, first, last in cut(ranges, rows)
     )
     return ScanPlan(
-        " ".join(names), splits, where.cluster, where.secret, pins, where.tls, where.access_key
+        " ".join(queues), splits, where.cluster, where.secret, pins, where.tls, where.access_key
     )
 
 
-def _topics(instance: ClientInstance, topic: str | Sequence[str], pattern: bool) -> list[str]:
-    """The names that are meant, each once, in their order. ``ClientError`` for none."""
-    if pattern:
-        if not isinstance(topic, str):
-            raise ClientError(
-                "a pattern is one regular expression, not several topics", str(topic)[:80]
-            )
-        try:
-            wanted = re.compile(topic)
-        except re.error as error:
-            raise ClientError(
-                f"pattern {topic!r} is no regular expression: {error}", topic
-            ) from None
-        known = decode_topic_list(
-            ask_name_server(instance, RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER).body_bytes()
-        )
-        info = ask_name_server(instance, RequestCode.GET_BROKER_CLUSTER_INFO)
-        own = {
-            name
-            for data in decode_cluster_info(info.body_bytes())
-            for name in (data.broker_name, data.cluster, f"{data.cluster}{REPLY_SUFFIX}")
-        }
-        names = sorted(
-            name
-            for name in known
-            if wanted.fullmatch(name)
-            and name not in own
-            and name not in SYSTEM_TOPICS
-            and not name.startswith((RETRY_PREFIX, DLQ_PREFIX))
-        )
-        if not names:
-            raise TopicNotFound(f"no topic of this cluster matches {topic!r}", topic)
-        return names
-    names = list(dict.fromkeys([topic] if isinstance(topic, str) else topic))
-    if not names:
-        raise ClientError("a read needs at least one topic", "")
-    for name in names:
-        check_topic(name)
-    return names
+def _queues(
+    instance: ClientInstance,
+    topic: str | Sequence[str],
+    brokers_expected: Collection[str],
+    pattern: bool,
+) -> Queues:
+    """Of every topic that is meant."""
+    lacking = "a read now would lack its queues"
+    if not pattern:
+        names = named_topics(topic)
+        return queues_read(instance, lambda: names, brokers_expected, lacking)
+    wanted = topic_pattern(topic)
+    found = queues_read(
+        instance, lambda: matching_topics(instance, wanted), brokers_expected, lacking
+    )
+    if not found:
+        raise TopicNotFound(f"no topic of this cluster matches {topic!r}", str(topic))
+    return found
 
 
 def _pin(

@@ -14,15 +14,16 @@ only. Blocking. Invariant: a commit is acknowledged by the broker when ``commit`
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 from rmq_ray.client.instance.client_instance import ClientInstance
-from rmq_ray.client.instance.outage import ask_broker, ask_for_map, wait_for_brokers
+from rmq_ray.client.instance.outage import ask_broker, ask_for_map
 from rmq_ray.client.pull.queue_queries import QueueQueries
-from rmq_ray.errors import ClientError, ClusterError, CommitFailed, TopicNotFound
+from rmq_ray.client.scan.queues_read import Queues, queues_read
+from rmq_ray.errors import ClientError, ClusterError, CommitFailed
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.ports import Discovery
 from rmq_ray.protocol.scan.scan_positions import LikeGroup, Where, group_offsets, normal, of_queues
@@ -82,14 +83,15 @@ class TopicState:
 
     # --- where the topics are ---------------------------------------------------------------------
 
-    def now(self) -> State:
-        """Bounds and epochs that belong together. ``RemotingError`` when a broker or the name
-        servers stay away for 30 s.
+    def now(self, brokers_expected: Collection[str] = ()) -> State:
+        """Bounds and epochs that belong together, with the queues of all brokers that are expected:
+        these are waited for, since a name server forgets the queues of a broker that is down.
+        ``ClusterError``, or ``RemotingError``, when one of them or the name servers stay away for
+        30 s.
         """
         bounds: Bounds = {}
         epochs: dict[str, int] = {}
-        for topic in self.topics:
-            queues = self._queues(topic)
+        for topic, queues in self._queues(brokers_expected).items():
             for broker in sorted({queue.broker_name for queue in queues}):
                 found, epochs[broker] = self._at(topic, broker)
                 bounds.update(
@@ -99,12 +101,6 @@ class TopicState:
                 )
         self._epochs = epochs
         return State(dict(sorted(bounds.items())), epochs)
-
-    def wait_for(self, brokers: Collection[str]) -> None:
-        """Until these are registered: a name server forgets the queues of a broker that is down.
-        ``ClusterError`` after 30 s.
-        """
-        wait_for_brokers(self._instance, brokers, f"{', '.join(self.topics)} may be theirs")
 
     def offsets_of(self, where: Where, state: State) -> dict[MessageQueue, int]:
         """The offset of every queue that a position means; see ``protocol.scan.scan_positions``.
@@ -192,7 +188,7 @@ class TopicState:
         check_group(group)
         found: set[str] = set()
         for broker in sorted(
-            {queue.broker_name for topic in self.topics for queue in self._queues(topic)}
+            {queue.broker_name for queues in self._queues().values() for queue in queues}
         ):
             command = Command(
                 RequestCode.GET_CONSUMER_CONNECTION_LIST,
@@ -214,17 +210,13 @@ class TopicState:
 
     # --- asking -----------------------------------------------------------------------------------
 
-    def _queues(self, topic: str) -> Iterable[MessageQueue]:
-        routes = self._instance.routes
-        routes.refresh(topic)
-        queues = routes.subscribe(topic)
-        if not queues:
-            raise TopicNotFound(
-                f"topic {topic!r} does not exist in this cluster, or nobody may read it: "
-                f"create it or send to it first",
-                topic,
-            )
-        return queues
+    def _queues(self, brokers_expected: Collection[str] = ()) -> Queues:
+        return queues_read(
+            self._instance,
+            lambda: self.topics,
+            brokers_expected,
+            f"{', '.join(self.topics)} may be theirs",
+        )
 
     def _at(self, topic: str, broker: str) -> tuple[dict[int, tuple[int, int]], int]:
         """(bounds by queue id, epoch). The epoch is told twice, before and after: a broker that

@@ -5,12 +5,16 @@ once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any, cast
 
 import pytest
 
-from rmq_ray.client.instance.outage import PAUSE_MS, ask_patiently, passes
+from rmq_ray.client.instance import outage
+from rmq_ray.client.instance.outage import PAUSE_MS, ask_patiently, passes, while_registered
 from rmq_ray.clock import ManualClock
 from rmq_ray.errors import (
+    ClusterError,
     CommitFailed,
     ConnectFailed,
     ConnectionLost,
@@ -103,3 +107,34 @@ def test_other_errors_pass_if_they_are_retriable() -> None:
     assert passes(ConnectionLost("x")) and passes(CommitFailed("x", "queue"))
     assert not passes(ResponseError("x", int(ResponseCode.NO_PERMISSION)))
     assert not passes(ResponseError("x")) and not passes(HandshakeFailed("x"))
+
+
+@pytest.mark.parametrize(
+    ("told", "looks"),
+    [("aa", "faf"), ("abb", "fafaf"), ("abcc", "fafafaf")],
+)
+def test_routes_count_when_they_are_the_same_before_and_after_a_look_at_the_brokers(
+    told: str, looks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, order = iter(told), list[str]()
+    monkeypatch.setattr(outage, "wait_for_brokers", lambda *_: order.append("a"))
+
+    def fetch() -> str:
+        order.append("f")
+        return next(script)
+
+    nobody = cast("Any", None)
+    assert while_registered(nobody, ("broker-a",), "why", fetch) == told[-1]
+    assert "".join(order) == f"a{looks}" and not list(script)
+
+
+def test_of_no_broker_expected_nobody_is_asked_who_is_there() -> None:
+    numbers = count()
+    assert while_registered(cast("Any", None), (), "why", lambda: next(numbers)) == 0
+
+
+def test_routes_that_change_with_each_look_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = count()
+    monkeypatch.setattr(outage, "wait_for_brokers", lambda *_: None)
+    with pytest.raises(ClusterError, match="brokers come and go: rows would be missing"):
+        while_registered(cast("Any", None), ("a",), "rows would be missing", lambda: next(numbers))
