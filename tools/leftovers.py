@@ -43,6 +43,8 @@ LOG_ENDINGS = (".log", ".err", ".out", ".txt", ".jsonl")
 RUN = "RMQ_RAY_SUITE"
 """The variable that every process of a run inherits; its value names the run."""
 TOKEN = "auth_token"
+TEST = "PYTEST_CURRENT_TEST"
+"""What pytest calls the test that runs, in the environment of what that starts."""
 COMMAND_CHARS = 80
 PROC = Path("/proc")
 GRACE_S, TERM_S, KILL_S = 10.0, 5.0, 5.0
@@ -242,14 +244,15 @@ def end_processes(
     run: str, grace_s: float = GRACE_S, term_s: float = TERM_S, kill_s: float = KILL_S
 ) -> list[str]:
     """End what is still there of a run after ``grace_s``: by SIGTERM, and what is there after
-    ``term_s`` more, by SIGKILL. Returns the number and the command of each that was ended.
+    ``term_s`` more, by SIGKILL. Returns the number, the command and the test of each that was
+    ended.
     """
     _await_end(run, grace_s)
     ended: dict[int, str] = {}
     for number, patience_s in ((signal.SIGTERM, term_s), (signal.SIGKILL, kill_s)):
         with _processes(run) as handles:
             for pid, handle in handles.items():
-                ended.setdefault(pid, f"{pid} {_command(pid)}")
+                ended.setdefault(pid, f"{pid} {_told(pid)}")
                 with suppress(ProcessLookupError):  # it ended by itself
                     signal.pidfd_send_signal(handle, number)
         _await_end(run, patience_s)
@@ -298,9 +301,15 @@ def _handle_if(process: Path, has: bytes) -> int | None:
     return None
 
 
-def _command(pid: int) -> str:
+def _told(pid: int) -> str:
+    """Its command, and the test that started it, where one did."""
     try:
-        words = (PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ")
+        words, settings = (
+            (PROC / str(pid) / file).read_bytes().decode("utf-8", "replace").split("\0")
+            for file in ("cmdline", "environ")
+        )
     except OSError:
         return "?"
-    return words.decode("utf-8", "replace").strip()[:COMMAND_CHARS]
+    command = " ".join(words).strip()[:COMMAND_CHARS]
+    tests = [word.removeprefix(f"{TEST}=") for word in settings if word.startswith(f"{TEST}=")]
+    return f"{command} of {tests[0]}" if tests else command

@@ -231,6 +231,7 @@ def test_processes_that_outlive_a_run_are_ended_and_told_and_no_others(
         assert leaked.wait(10) == -signal.SIGTERM and bystander.poll() is None
     told = capsys.readouterr().out
     assert told.startswith("LEAK 1 processes") and f" {leaked.pid} {sys.executable} -c" in told
+    assert " of tests/unit/test_leftovers.py::test_processes_that_outlive_a_run" in told
 
 
 def test_a_process_whose_environment_cannot_be_read_is_of_no_run(proc: Path) -> None:
