@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from math import isfinite
 from operator import itemgetter
 from typing import Any
 
@@ -69,7 +70,7 @@ def loads(text: str | bytes | bytearray | memoryview) -> Any:
     if len(text) > TEXT_MAX:
         raise ValueError(f"JSON text of {len(text)} characters; at most {TEXT_MAX} are read")
     try:  # the C reader knows all but bare and object keys, and is 30 times as fast
-        value = json.loads(text, parse_constant=_refuse)
+        value = json.loads(text, parse_constant=_refuse, parse_float=_finite)
     except RecursionError:
         raise ValueError(f"JSON nested deeper than {DEPTH_MAX} levels") from None
     except ValueError:
@@ -95,6 +96,11 @@ def _refuse(word: str) -> Any:
     raise ValueError(f"{word} is no JSON value")
 
 
+def _finite(digits: str) -> float:
+    found = float(digits)
+    return found if isfinite(found) else _refuse(digits)
+
+
 def _write(value: Any, parts: list[str], depth: int, pretty: bool) -> None:
     if depth > DEPTH_MAX:
         raise ValueError(f"value nested deeper than {DEPTH_MAX} levels")
@@ -107,7 +113,7 @@ def _write(value: Any, parts: list[str], depth: int, pretty: bool) -> None:
     elif isinstance(value, int):
         parts.append(str(int(value)))
     elif isinstance(value, float):
-        parts.append(_float(value))
+        parts.append(repr(value) if isfinite(value) else _refuse(repr(value)))
     elif isinstance(value, list | tuple | set | frozenset):
         _write_list(
             sorted(value) if isinstance(value, set | frozenset) else value, parts, depth, pretty
@@ -178,12 +184,6 @@ def _write_list(values: Any, parts: list[str], depth: int, pretty: bool) -> None
     parts.append("]")
 
 
-def _float(value: float) -> str:
-    if value != value or value in (float("inf"), float("-inf")):
-        raise ValueError(f"{value} has no form in JSON")
-    return repr(value)
-
-
 def _check_depth(value: Any) -> None:
     level: list[Any] = [value]
     for _ in range(DEPTH_MAX + 1):
@@ -239,7 +239,7 @@ class _JsonReader:
     def number(self, token: re.Match[str]) -> int | float:
         digits = token["number"]
         if token["fraction"] or token["exponent"]:
-            return float(digits)
+            return _finite(digits)
         if len(digits) > _INTEGER_DIGITS_MAX:
             raise self.bad(f"an integer of {len(digits)} digits")
         return int(digits)

@@ -130,6 +130,8 @@ def test_both_styles_are_read(text: str | bytes, value: Any) -> None:
         "'a'",
         "{0:" + "9" * 50 + "}",
         "1" * 5000,
+        "1E400",
+        "{0:-1e400}",
         b"\xff{}",
     ],
 )
