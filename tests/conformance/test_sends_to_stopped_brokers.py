@@ -65,12 +65,18 @@ def refused(send: Callable[[], object]) -> SendError:
 
 @pytest.mark.parametrize("kind", SENDS)
 def test_a_send_to_a_queue_of_a_stopped_broker_fails_at_once_with_the_command_that_helps(
-    tmp_path: Path, kind: str
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with Told(tmp_path, 2) as cluster, Producer("p", discovery=cluster) as producer:
+    with (
+        caplog.at_level(logging.INFO, "rmq_ray.client"),
+        Told(tmp_path, 2) as cluster,
+        Producer("p", discovery=cluster) as producer,
+    ):
         Admin(cluster).create_topic("orders", queues=1)
         producer.send("orders", b"x", queue=MessageQueue("orders", "broker-a", 0))
+        lost = f"connection to {cluster.brokers[0].status()['address']} lost: "
         cluster.stop("broker-a")
+        eventually(lambda: lost in caplog.text)  # what goes into it before may be stored
         error = refused(
             lambda: SENDS[kind](cluster, producer, MessageQueue("orders", "broker-a", 0))
         )
