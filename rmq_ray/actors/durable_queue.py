@@ -36,6 +36,7 @@ from rmq_ray.client.pop.patience import Patience, abandonable
 from rmq_ray.client.pop.receipts import ReceivedMessage, give_back_messages
 from rmq_ray.client.pop.simple_consumer import MESSAGES_MAX, SimpleConsumer
 from rmq_ray.client.producer.bounded_producer import BoundedProducer
+from rmq_ray.client.scan.shared_queues import first_queue
 from rmq_ray.clock import SYSTEM_CLOCK, seconds_to
 from rmq_ray.codec.values import BYTES, MSGPACK, TABLE, TENSOR, decode, encode
 from rmq_ray.config import Tls
@@ -47,7 +48,6 @@ from rmq_ray.errors import (
     RmqError,
     TopicExists,
     TopicFull,
-    TopicNotFound,
 )
 from rmq_ray.guard import why
 from rmq_ray.model.ids import MessageQueue
@@ -356,19 +356,15 @@ class Queue:
 
     def _connect(self) -> _Parts:
         admin = Admin(self._discovery)
-        try:
-            route = admin.route(self.name)
-        except TopicNotFound:
-            admin.create_topic(self.name, queues=1)
-            route = admin.route(self.name)
-        wide = [queue for queue in route.queues if queue.read_queues != 1]
+        create = partial(admin.create_topic, self.name, queues=1)
+        first = first_queue(self._discovery, self.name, create)
+        wide = [queue for queue in admin.route(self.name).queues if queue.read_queues != 1]
         if wide:
             raise TopicExists(
                 f"the topic {self.name!r} has {wide[0].read_queues} queues, so it is not first in, "
                 f"first out: give the queue another name",
                 self.name,
             )
-        first = min(queue.broker_name for queue in route.queues)
         producer = BoundedProducer(discovery=self._discovery, batch_bytes_max=BATCH_BYTES)
         producer.start()
         consumer = SimpleConsumer(
@@ -379,7 +375,7 @@ class Queue:
             max_reconsume_times=RETRIES_MAX,
         )
         consumer.start()
-        return _Parts(admin, producer, consumer, MessageQueue(self.name, first, 0))
+        return _Parts(admin, producer, consumer, first)
 
     def _encoded(self, item: Any) -> tuple[bytes, str | None]:
         """Body and tag."""

@@ -361,7 +361,7 @@ class ReplayBuffer:
         """Read on where the group is, as the brokers say."""
         discovery = self._discovery()
         with TopicState(discovery, self.name) as asked:
-            bounds = state_of(asked, discovery, discovery.broker_names()).bounds
+            bounds = state_of(asked, discovery).bounds
         queues = sorted(bounds)
         reader.assign(queues)
         at = {}

@@ -21,12 +21,14 @@ from typing import Any, Self
 
 from rmq_ray.actors.access_keys import SecretKey, keywords
 from rmq_ray.actors.clients.consumers import PullConsumer
-from rmq_ray.actors.discovery import account_of, meant_cluster
+from rmq_ray.actors.discovery import account_of, discovery_for, meant_cluster
 from rmq_ray.client.scan.bulk_arguments import checked_columns
+from rmq_ray.client.scan.shared_queues import queues_to_share
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import Tls
 from rmq_ray.errors import ClientError, CommitFailed
 from rmq_ray.model.ids import MessageQueue
+from rmq_ray.ports import Discovery
 from rmq_ray.protocol.scan.scan_positions import normal, offsets_json
 from rmq_ray.protocol.validators import check_group, check_topic
 
@@ -100,6 +102,7 @@ def iter_batches(  # noqa: PLR0913 - the settings of the outermost call
             commit == "next",
             furthest(after),
             _checked(shard),
+            discovery_for(meant, name_servers, secret, tls, access_key, secret_key),
         )
     )
 
@@ -210,6 +213,7 @@ class _Run:
     commits: bool
     after: Offsets
     shard: tuple[int, int] | None
+    discovery: Discovery
     consumer: PullConsumer | None = None
     behind: Offsets = field(default_factory=dict)
     told: Offsets = field(default_factory=dict)
@@ -250,13 +254,13 @@ class _Run:
             log.warning("a batch may come again, here or to another member of the group: %s", error)
 
     def _begin(self, consumer: PullConsumer) -> None:
-        queues = sorted(
-            consumer.fetch_message_queues(self.topic)
-        )  # a group would wait for a topic that there is not
         if self.shard is None:
+            # a group would wait for a topic that is not there
+            consumer.fetch_message_queues(self.topic)
             consumer.subscribe(self.topic, self.tags)
             return
         rank, workers = self.shard
+        queues = queues_to_share(self.discovery, self.topic)
         if len(queues) < workers:
             raise ClientError(
                 f"{workers} workers cannot share the {len(queues)} queues of {self.topic!r}: "

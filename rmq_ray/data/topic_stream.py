@@ -278,7 +278,7 @@ class TopicStream(Iterator[StreamBatch]):
                 self._out.number,
             )
         if self._target is None and self._seconds is None:
-            self._target = self._patiently(lambda: self._planner.now().ends())
+            self._target = self._patiently(self._planner.ends)
         again = self._checkpoint.pending()
         batch = again
         while batch is None:  # ends: at a batch, the target, or stop

@@ -37,7 +37,7 @@ from rmq_ray.data.train_windows import (
     merged,
     of_queues,
 )
-from rmq_ray.errors import ClientError, ClusterError, GroupNotFound, RmqError
+from rmq_ray.errors import ClientError, ClusterError, GroupNotFound
 from rmq_ray.model.arrow import SCHEMA
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.protocol.filters.filter_tag import tags_of_rows
@@ -257,7 +257,7 @@ class TrainSource(Iterator[pa.Table]):
         """Share the queues and find where each goes on; once."""
         if self._queues:
             return
-        everywhere = self._planner.now(self._discovery.broker_names())  # as every worker sees it
+        everywhere = self._planner.now()
         rank, workers = self._fresh.shard
         known = set() if self._loaded is None else self._loaded.windows.keys()
         missing = sorted(known - everywhere.bounds.keys())
@@ -283,7 +283,7 @@ class TrainSource(Iterator[pa.Table]):
         try:
             self._queues = mine
             self._state = self._begun(mine)
-        except RmqError:
+        except BaseException:
             self._queues = []
             raise
         self._window = self._read()

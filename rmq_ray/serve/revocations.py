@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from rmq_ray.client.pull.pull_consumer import PullConsumer
+from rmq_ray.client.scan.shared_queues import queues_to_share
 from rmq_ray.ports import Discovery
 
 REMEMBERED_MAX = 100_000
@@ -26,7 +27,7 @@ class Revocations:
     """Of one replica. ``revoked(task_id)`` is called in its thread for each id that is new."""
 
     def __init__(self, discovery: Discovery, topic: str, revoked: Callable[[str], None]) -> None:
-        self._topic = topic
+        self._discovery, self._topic = discovery, topic
         self._revoked = revoked
         self._ids: OrderedDict[str, None] = OrderedDict()
         self._stop = threading.Event()
@@ -65,7 +66,7 @@ class Revocations:
         consumer = self._consumer
         if not consumer.assignment():
             consumer.start()
-            consumer.assign(consumer.fetch_message_queues(self._topic))
+            consumer.assign(queues_to_share(self._discovery, self._topic))
         ends = {}
         for queue in consumer.assignment():
             first, ends[queue] = consumer.watermark_offsets(queue)

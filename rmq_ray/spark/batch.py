@@ -89,7 +89,7 @@ def batch(  # noqa: PLR0913 - the settings of the outermost call
             state = state_of(asked, discovery)
             require_alone(asked, group)
             before = StreamPosition(asked.positions(group, state))
-            end = batches.next(before)
+            end = batches.next(before, state.ends())
             yield GroupBatch(batches.frame(before, end), end.ranges(before))
             require_alone(asked, group)
             # Those that did not move as well: a broker without a position of the group tells no

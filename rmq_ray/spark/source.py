@@ -154,7 +154,7 @@ class TopicSource:
 
     def reportLatestOffset(self) -> Any:  # noqa: N802
         """What there is beyond the limit, for Spark's progress reports."""
-        return self._offset(StreamPosition(self._batches.ends()).to_json())
+        return self._offset(StreamPosition(self._batches.ends(partial=True)).to_json())
 
     # --- ReportsSourceMetrics ---------------------------------------------------------------------
 

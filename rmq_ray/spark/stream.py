@@ -70,7 +70,7 @@ class TopicStream:
         check_version(str(self._session.version))
         batches = Batches(self._session, self._discovery, self._reading)
         try:
-            batches.ends()
+            batches.ends(partial=True)  # the topics exist
         finally:
             batches.close()
         return TopicSource(batches).frame()

@@ -15,7 +15,7 @@ cannot be read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rmq_ray.client.scan.batch_planner import BatchLimits, BatchPlanner, KnowsBrokers
 from rmq_ray.client.scan.scan_plan import ScanPlan
@@ -125,9 +125,9 @@ class HistoryPlanner(BatchPlanner):
             None if source == "log" else TopicHistory(discovery, topics[0], self._cut_to)
         )
 
-    def now(self, brokers_expected: Collection[str] = ()) -> State:
+    def now(self, partial: bool = False) -> State:
         """As the planner's, from the table's oldest row on where the stream begins there."""
-        found = super().now(brokers_expected)
+        found = super().now(partial)
         return found if self._history is None else self._history.widened(found)
 
     def start_offsets(self, state: State) -> Offsets:
@@ -153,7 +153,7 @@ class HistoryPlanner(BatchPlanner):
         return pieces, self.plan_ranges(rest, end, wanted)
 
     def _cut_to(self, offsets: Offsets, epochs: Mapping[str, int]) -> Offsets:
-        super().now()  # the epochs of this moment
+        super().now(partial=True)  # the epochs of this moment
         return self.state.cut_to(offsets, epochs)
 
 

@@ -16,7 +16,7 @@ the table, what lies behind the cut comes from the log.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
 from typing import Any
@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from rmq_ray.client.scan.scan_plan import ScanOptions, ScanPlan, open_reader, plan_scan
+from rmq_ray.client.scan.shared_queues import expected_of
 from rmq_ray.client.scan.topic_state import State, TopicState
 from rmq_ray.codec.arrow.arrow_rows import Rows, chosen, needed_columns, to_rows
 from rmq_ray.errors import ClientError, TableNotFound, TopicNotFound
@@ -151,8 +152,10 @@ def plan_union(
             ends,
             splits_wanted,
             brokers_expected,
-            options or ScanOptions(),
+            options,
         )
+        # queues that came meanwhile are of the next read
+        plan = replace(plan, splits=tuple(split for split in plan.splits if split.queue in log))
     ranges = {q: (first.get(q, 0), min(at, last.get(q, at))) for q, at in committed.items()}
     wanted = {queue: (low, high) for queue, (low, high) in ranges.items() if low < high}
     return pieces_of(spec, files, wanted), plan
@@ -217,8 +220,8 @@ def read_union(
     discovery: Discovery, topic: str, start: Where, end: Where, rows: Rows, source: str
 ) -> Any:
     """All rows as one ``pyarrow.Table`` in this process's memory."""
-    brokers: Sequence[str] = getattr(discovery, "broker_names", tuple)()
-    pieces, plan = plan_union(discovery, topic, start, end, 1, brokers, source=source)
+    expected = expected_of(discovery)
+    pieces, plan = plan_union(discovery, topic, start, end, 1, expected, source=source)
     batches = [batch for piece in pieces for batch in piece.read(rows)]
     with plan:
         reader = open_reader(plan)

@@ -79,6 +79,8 @@ class TopicSource:
             try:
                 for split in plan.splits:
                     queue = split.queue
+                    if queue not in ranges:  # it came behind ``bounds``
+                        continue
                     for records, sizes in reader.read(split, CHUNK_BYTES):
                         rows = to_batch(queue.topic, queue.broker_name, records, sizes)
                         behind = int(rows["queue_offset"][-1].as_py()) + 1

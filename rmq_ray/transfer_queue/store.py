@@ -28,13 +28,13 @@ from rmq_ray.client.pull.pull_consumer import PullConsumer
 from rmq_ray.client.pull.queue_queries import PullResult
 from rmq_ray.client.scan.blocks import Blocks
 from rmq_ray.client.scan.point_reader import PointReader, StoredRecord
+from rmq_ray.client.scan.shared_queues import first_queue
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import ConsumerConfig
 from rmq_ray.errors import (
     ClientError,
     ConsumeError,
     RemotingError,
-    TopicNotFound,
     ValueNotFound,
 )
 from rmq_ray.model.ids import MessageQueue
@@ -183,12 +183,10 @@ class ValueStore:
     # --- inside -----------------------------------------------------------------------------------
 
     def _make_topic(self, admin: Admin, topic: str, queues: int) -> MessageQueue:
-        try:
-            route = admin.route(topic)
-        except TopicNotFound:
-            admin.create_topic(topic, queues, retention_hours=self._settings.retention_hours)
-            route = admin.route(topic)
-        return MessageQueue(topic, min(queue.broker_name for queue in route.queues), 0)
+        """Its first queue, which is the same for every process."""
+        hours = self._settings.retention_hours
+        create = partial(admin.create_topic, topic, queues, retention_hours=hours)
+        return first_queue(self._settings.discovery, topic, create)
 
     def _sent(self, ready: list[Parcel], keys: Sequence[str]) -> list[list[SendResult]]:
         return self._on_threads(partial(self._send, keys), ready)

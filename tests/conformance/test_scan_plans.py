@@ -4,23 +4,18 @@ retention was faster.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from rmq_ray.client.admin.admin import Admin
-from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.producer.producer import Producer
-from rmq_ray.client.scan.partition_sink import write_queues
 from rmq_ray.client.scan.scan_plan import ScanOptions, ScanPlan, open_reader, plan_scan
-from rmq_ray.client.scan.topic_state import TopicState
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.codec.record import decode_record
 from rmq_ray.errors import ClientError, GroupNotFound, OffsetOutOfRange, TopicNotFound
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.protocol.scan.scan_positions import LikeGroup
-from rmq_ray.remoting.wire.codes import RequestCode
-from rmq_ray.remoting.wire.frame import Command
 from tests.support.brokers.live_cluster import LiveCluster
 
 LOSSY = ScanOptions(fail_on_data_loss=False)
@@ -185,54 +180,3 @@ def test_a_group_that_never_committed_is_an_error_and_not_the_beginning(
     ), "where it has none: from the beginning"
     with pytest.raises(ClientError, match="group"):
         plan_scan(cluster, "eu-orders", LikeGroup("no such name!"), "latest", 1)
-
-
-def planned(cluster: LiveCluster, expected: Collection[str]) -> Collection[MessageQueue]:
-    plan = plan_scan(cluster, "eu-orders", "earliest", "latest", 1, expected)
-    return {split.queue for split in plan.splits}
-
-
-def matched(cluster: LiveCluster, expected: Collection[str]) -> Collection[MessageQueue]:
-    plan = plan_scan(cluster, "eu.*", "earliest", "latest", 1, expected, ScanOptions(pattern=True))
-    return {split.queue for split in plan.splits}
-
-
-def looked_at(cluster: LiveCluster, expected: Collection[str]) -> Collection[MessageQueue]:
-    with TopicState(cluster, "eu-orders") as asked:
-        return asked.now(expected).bounds
-
-
-def written(cluster: LiveCluster, expected: Collection[str]) -> Collection[MessageQueue]:
-    return write_queues(cluster, "eu-orders", expected)
-
-
-@pytest.mark.parametrize("way", [planned, matched, looked_at, written])
-def test_a_broker_that_dies_right_behind_the_look_at_who_is_there_does_not_lack(
-    way: Callable[[LiveCluster, Collection[str]], Collection[MessageQueue]],
-    cluster: LiveCluster,
-    middle_ms: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It took its queues out of the route, which was looked at a moment later."""
-    names, told = ("broker-a", "broker-b"), cluster.brokers[1]._registration
-    whole = set(way(cluster, names))
-    assert len(whole) == 4
-    invoke, looks = ClientInstance.name_server_invoke, list[Command]()
-
-    async def back() -> bool:
-        told.start()
-        return await told.everywhere(10.0)
-
-    def invoked(instance: ClientInstance, command: Command, *limits: float) -> Command:
-        answer = invoke(instance, command, *limits)
-        if command.code == RequestCode.GET_BROKER_CLUSTER_INFO:
-            looks.append(answer)
-            if len(looks) == 1:
-                cluster.run(told.stop())
-            elif len(looks) == 2:
-                assert cluster.run(back())
-        return answer
-
-    monkeypatch.setattr(ClientInstance, "name_server_invoke", invoked)
-    assert set(way(cluster, names)) == whole
-    assert len(looks) > 2

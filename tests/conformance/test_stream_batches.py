@@ -46,15 +46,20 @@ QUEUES = [
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
     with LiveCluster(tmp_path_factory.mktemp("streams"), brokers=2) as running:
-        admin = Admin(running)
-        for topic in ("orders", "cut", "kept"):
-            admin.create_topic(topic, queues=2)
-        admin.close()
-        with Producer("p", discovery=running) as p:
-            for queue in QUEUES:
-                for n in range(10):
-                    p.send("orders", b"%d" % n, queue=queue)
+        fill(running, "orders", "cut", "kept")
         yield running
+
+
+def fill(cluster: LiveCluster, *topics: str) -> None:
+    """Make these topics; ten messages in each of ``QUEUES``."""
+    admin = Admin(cluster)
+    for topic in topics:
+        admin.create_topic(topic, queues=2)
+    admin.close()
+    with Producer("p", discovery=cluster) as p:
+        for queue in QUEUES:
+            for n in range(10):
+                p.send(queue.topic, b"%d" % n, queue=queue)
 
 
 @pytest.fixture
@@ -76,8 +81,10 @@ class Expecting:
         return self._names
 
 
-def batches(cluster: Any, topic: str = "orders", **settings: Any) -> Batches:
-    return Batches(None, cluster, Reading((topic,), Rows(("body",)), **settings))  # type: ignore[arg-type]
+def batches(where: Any, topic: str = "orders", **settings: Any) -> Batches:
+    if isinstance(where, LiveCluster):
+        where = Expecting(where, *("broker-a", "broker-b")[: len(where.brokers)])
+    return Batches(None, where, Reading((topic,), Rows(("body",)), **settings))  # type: ignore[arg-type]
 
 
 def test_a_stream_goes_from_its_begin_to_the_end_in_batches_of_the_limit(

@@ -453,15 +453,14 @@ class Admin(AdminGroups, AdminSettings):
         check_topic(topic)
         pa = load("pyarrow")
         from rmq_ray.client.scan.scan_plan import open_reader, plan_scan
+        from rmq_ray.client.scan.shared_queues import expected_of
         from rmq_ray.codec.arrow.arrow_reader import to_batch
 
         empty = to_batch(
             topic, "", b"", [], columns
         )  # also checks the columns, before anything is asked for
         batches = []
-        with plan_scan(
-            self._discovery, topic, start, end, 1, getattr(self._discovery, "broker_names", tuple)()
-        ) as plan:
+        with plan_scan(self._discovery, topic, start, end, 1, expected_of(self._discovery)) as plan:
             if plan.rows > rows_max:
                 raise ClientError(
                     f"topic {topic!r} has {plan.rows} messages there, more than "

@@ -4,15 +4,14 @@ streams, and drivers between batches.
 Decides: which failures pass by themselves (``retriable`` errors; answers of a broker that is busy
 or still recovers) and for how long they are waited for; that brokers which belong to the cluster
 are waited for, too, and when a route has the queues of all of them. Does not decide what is asked
-or where. Every other error and answer comes out
-at once.
+or where. Every other error and answer comes out at once.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import msgpack
 
@@ -26,18 +25,18 @@ from rmq_ray.errors import (
     ResponseError,
     RmqError,
 )
-from rmq_ray.model.ids import Address
+from rmq_ray.model.ids import MASTER_ID, Address, MessageQueue
 from rmq_ray.remoting.wire.bodies import decode_cluster_info
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 
 log = logging.getLogger("rmq_ray.client")
-Found = TypeVar("Found")
+Queues = Mapping[str, Sequence[MessageQueue]]
+"""Of each topic."""
 
 PAUSE_MS = 100
 TIMEOUT_MS = 10_000  # of each request
 PATIENCE_MS = 30_000  # a broker that was killed is back in 1 to 5 s
-LOOKS_MAX = 10
 PASSING = frozenset(
     (ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.STILL_RECOVERING)
 )
@@ -86,10 +85,10 @@ def ask_broker(instance: ClientInstance, address: Address, command: Command) -> 
     )
 
 
-def ask_name_server(instance: ClientInstance, code: RequestCode) -> Command:
-    """The same of the name servers, for a request without fields."""
+def ask_name_server(instance: ClientInstance, command: Command) -> Command:
+    """The same of the name servers."""
     return ask_patiently(
-        lambda _: instance.name_server_invoke(Command(code)), instance.clock, PATIENCE_MS
+        lambda _: instance.name_server_invoke(command), instance.clock, PATIENCE_MS
     )
 
 
@@ -123,54 +122,82 @@ def ask_for_map(
     return found
 
 
-def wait_for_brokers(instance: ClientInstance, expected: Collection[str], why: str) -> None:
-    """Until the name servers know all of them, since a name server forgets the queues of a broker
-    that is down. ``ClusterError`` after ``PATIENCE_MS``, which says ``why`` they are needed. One
-    that was stopped on purpose is waited for, too, since it may be an upgrade; the log tells.
+def while_registered(
+    instance: ClientInstance,
+    expected: Collection[str],
+    why: str,
+    look: Callable[[], Queues],
+    *,
+    writing: bool = False,
+) -> Queues:
+    """What ``look()`` finds in routes, each topic's queues, while the name servers have the queues
+    of all ``expected`` brokers; of none expected at once. ``writing``: queues that can be written,
+    which those of a broker without a master cannot.
+
+    A broker that dies takes its queues out of every route, between a look at who is there and a
+    look at a route, too. So that look counts which follows one at who is there, and lacks nothing
+    that the one before had. A broker that was stopped on purpose is waited for, too, since it may
+    be an upgrade; the log tells. ``ClusterError``, which says ``why`` they are needed, after
+    ``PATIENCE_MS``.
     """
+    if not expected:
+        return look()
     give_up = instance.clock.monotonic_ms() + PATIENCE_MS
+    _await_registered(instance, expected, why, writing, give_up)
+    found = _looked(instance, look, give_up)
+    while True:  # ends: nothing lacks, or at give_up
+        _await_registered(instance, expected, why, writing, give_up)
+        before, found = found, _looked(instance, look, give_up)
+        if all(set(queues) <= set(found.get(topic, ())) for topic, queues in before.items()):
+            return found
+        if instance.clock.monotonic_ms() >= give_up:
+            raise ClusterError(
+                f"brokers came and went for {PATIENCE_MS // 1000} s while their queues were looked "
+                f"up: {why}; see `rmq-ray status`"
+            )
+        instance.clock.sleep_ms(PAUSE_MS)
+
+
+def _looked(instance: ClientInstance, look: Callable[[], Queues], give_up: float) -> Queues:
+    while True:  # ends: at give_up
+        try:
+            return look()
+        except RemotingError as error:
+            if not error.retriable or instance.clock.monotonic_ms() >= give_up:
+                raise
+        instance.clock.sleep_ms(PAUSE_MS)
+
+
+def _await_registered(
+    instance: ClientInstance, expected: Collection[str], why: str, writing: bool, give_up: float
+) -> None:
     told = ""
-    while expected:  # ends: all there, or at give_up
-        answer = ask_name_server(instance, RequestCode.GET_BROKER_CLUSTER_INFO)
-        missing = set(expected) - {
-            data.broker_name for data in decode_cluster_info(answer.body_bytes())
-        }
-        if not missing:
-            return
-        stopped = "; ".join(
-            filter(None, (instance.stopped.why([name]) for name in sorted(missing)))
-        )
+    while missing := _missing(instance, expected, writing):  # ends: all there, or at give_up
+        stopped = "; ".join(filter(None, (instance.stopped.why([name]) for name in missing)))
         if stopped and not told:
             log.warning("%s; waited for up to %d s: %s", stopped, PATIENCE_MS // 1000, why)
         told = told or stopped
         if instance.clock.monotonic_ms() >= give_up:
             raise ClusterError(
-                f"{', '.join(sorted(missing))} did not come back within "
-                f"{PATIENCE_MS // 1000} s: {why}; {told or 'see `rmq-ray status`'}"
+                f"{', '.join(missing)} did not come back within {PATIENCE_MS // 1000} s: {why}; "
+                f"{told or 'see `rmq-ray status`'}"
             )
         instance.clock.sleep_ms(PAUSE_MS)
 
 
-def while_registered(
-    instance: ClientInstance, expected: Collection[str], why: str, fetch: Callable[[], Found]
-) -> Found:
-    """What ``fetch()`` finds in routes, right before and right after the name servers knew all of
-    ``expected``; of none expected at once.
-
-    A broker that dies takes its queues out of every route: between a look at who is registered and
-    a look at a route, too. ``ClusterError`` as of ``wait_for_brokers``, and where no two looks are
-    the same.
+def _missing(instance: ClientInstance, expected: Collection[str], writing: bool) -> list[str]:
+    """Whose queues the name servers do not have. A master brings them, and they stay while a slave
+    stands; a slave that comes first brings none.
     """
-    if not expected:
-        return fetch()
-    wait_for_brokers(instance, expected, why)
-    found = fetch()
-    for _ in range(LOOKS_MAX):
-        wait_for_brokers(instance, expected, why)
-        before, found = found, fetch()
-        if found == before:
-            return found
-    raise ClusterError(
-        f"routes changed {LOOKS_MAX} times while they were looked up, so brokers come and go: "
-        f"{why}; see `rmq-ray status`"
-    )
+    answer = ask_name_server(instance, Command(RequestCode.GET_BROKER_CLUSTER_INFO))
+    known = {data.broker_name: data.addresses for data in decode_cluster_info(answer.body_bytes())}
+    without = [name for name in sorted(expected) if MASTER_ID not in known.get(name, ())]
+    if writing:
+        return without
+    return [name for name in without if name not in known or not _has_queues(instance, name)]
+
+
+def _has_queues(instance: ClientInstance, broker_name: str) -> bool:
+    """Each broker has a topic of its own name. One that may not be asked for counts as there."""
+    command = Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields={"topic": broker_name})
+    return ask_name_server(instance, command).code != ResponseCode.TOPIC_NOT_EXIST

@@ -89,9 +89,9 @@ class BatchPlanner:
         if opened is not None:
             opened.close()
 
-    def now(self, brokers_expected: Collection[str] = ()) -> State:
-        """Bounds and epochs of the queues that are read. Waits for brokers as ``state_of`` does."""
-        found = state_of(self.state, self._discovery, brokers_expected)
+    def now(self, partial: bool = False) -> State:
+        """Bounds and epochs of the queues that are read; see ``state_of``."""
+        found = state_of(self.state, self._discovery, partial)
         if self._mine is None:
             return found
         mine = set(self._mine(found.bounds.keys()))
@@ -112,20 +112,21 @@ class BatchPlanner:
         """Where the settings say that the stream begins, as the brokers know it."""
         return self.state.offsets_of(self._limits.start, state)
 
-    def ends(self) -> dict[MessageQueue, int]:
-        """The next offset of every queue now."""
-        return self.now().ends()
+    def ends(self, partial: bool = False) -> dict[MessageQueue, int]:
+        """The next offset of every queue now; see ``state_of``."""
+        return self.now(partial).ends()
 
     def next(
         self, before: StreamPosition, target: Mapping[MessageQueue, int] | None = None
     ) -> StreamPosition:
         """The end of the batch behind ``before``, and no further than ``target``; ``before`` itself
-        when there is nothing new.
+        when there is nothing new. With a target all brokers are waited for, else those that are
+        away have nothing new.
 
         Raises ``OffsetOutOfRange`` where messages behind ``before`` are gone, and
         ``fail_on_data_loss`` is set.
         """
-        state = self.now()
+        state = self.now(partial=target is None)
         at = {queue: self._start(queue, before, bounds) for queue, bounds in state.bounds.items()}
         ends = (
             state.ends()
@@ -278,19 +279,22 @@ class BatchPlanner:
             log.warning("%d messages %s are passed over (fail_on_data_loss=False)", rows, where)
 
 
-def state_of(
-    asked: TopicState, discovery: KnowsBrokers, brokers_expected: Collection[str] = ()
-) -> State:
-    """The state of the topics now; see ``TopicState.now``. Name servers and brokers that restart
-    are asked again, 30 s. A topic that is not there may be that of brokers that are down: they are
-    waited for as long.
+def state_of(asked: TopicState, discovery: KnowsBrokers, partial: bool = False) -> State:
+    """The state of the topics now, with the queues of all brokers of the cluster; see
+    ``TopicState.now``. Name servers and brokers that restart are asked again, 30 s.
+
+    ``partial``: of the brokers that are there now, for who reads on as long as it takes. But a
+    topic that is not there may be that of brokers that are down: then they are waited for.
     """
     give_up = SYSTEM_CLOCK.monotonic_ms() + outage.PATIENCE_MS
     while True:  # ends: at give_up
         try:
-            return asked.now(brokers_expected)
+            return asked.now(() if partial else discovery.broker_names())
         except TopicNotFound:
-            return asked.now(discovery.broker_names())
+            if not partial:
+                raise
+            partial = False
+            continue
         except RemotingError as error:
             if not error.retriable or SYSTEM_CLOCK.monotonic_ms() >= give_up:
                 raise

@@ -11,12 +11,12 @@ rows that were counted are stored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from rmq_ray.client.instance.client_instance import ClientInstance
-from rmq_ray.client.instance.outage import while_registered
+from rmq_ray.client.instance.outage import Queues, while_registered
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.client.sending.arrow_columns import Columns
 from rmq_ray.errors import TopicNotFound
@@ -96,21 +96,21 @@ def write_queues(
     """The queues of a topic that can be written, complete and sorted: for writers whose repeats
     must go to the same places.
 
-    Brokers that belong to the cluster are waited for, since a name server leaves out the queues of
-    a broker that is down. ``TopicNotFound`` where the topic does not exist, ``ClusterError`` where
-    an expected broker stays away for 30 s.
+    Masters of the brokers that are expected are waited for, since a name server leaves out the
+    queues of one that is down. ``TopicNotFound`` where the topic does not exist, ``ClusterError``
+    where an expected broker stays away for 30 s.
     """
     instance = ClientInstance.get_or_create(discovery)
 
-    def look() -> Sequence[MessageQueue]:
+    def look() -> Queues:
         instance.routes.refresh(topic)
-        return instance.routes.writable(topic) or ()
+        return {topic: instance.routes.writable(topic) or ()}
 
     instance.start()
     try:
         queues = while_registered(
-            instance, brokers_expected, "its queues belong to the write", look
-        )
+            instance, brokers_expected, "its queues belong to the write", look, writing=True
+        )[topic]
     finally:
         instance.release()
     if not queues:

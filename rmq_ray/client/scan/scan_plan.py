@@ -25,13 +25,7 @@ import msgpack
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.instance.outage import ask_for_map
 from rmq_ray.client.pull.queue_queries import QueueQueries
-from rmq_ray.client.scan.queues_read import (
-    Queues,
-    matching_topics,
-    named_topics,
-    queues_read,
-    topic_pattern,
-)
+from rmq_ray.client.scan.queues_read import queues_meant
 from rmq_ray.client.scan.scan_copies import (
     MASTER_ALONE_MS,
     group_positions,
@@ -42,7 +36,7 @@ from rmq_ray.client.scan.split_reader import LocalSplitReader
 from rmq_ray.client.scan.stream_split_reader import StreamSplitReader
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.config import DEFAULT_CLUSTER, RemotingLimits, Tls
-from rmq_ray.errors import RemotingError, StoreError, TopicNotFound
+from rmq_ray.errors import RemotingError, StoreError
 from rmq_ray.files import host_id
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.ports import Discovery, Split
@@ -215,8 +209,8 @@ def plan_scan(
     ``splits_wanted`` splits.
 
     ``topic``: one, or several. ``start``, ``end``: see ``protocol.scan.scan_positions``.
-    ``brokers_expected``: must be registered before the topic's route counts, since a name server
-    forgets the queues of a broker that is down. They, and brokers that recover, are waited for, 30
+    ``brokers_expected``: whose queues belong to the read; a name server forgets the queues of a
+    broker that is down. They, and brokers that recover, are waited for, 30
     s at most. Raises ``TopicNotFound``, ``GroupNotFound``, ``OffsetOutOfRange``, ``ClientError``
     for wrong arguments, ``ClusterError`` where there is no cluster, an expected broker stays away,
     or a master does that alone can say where the read is to begin or end; ``RemotingError`` where a
@@ -229,7 +223,7 @@ def plan_scan(
     try:
         where = instance.link.cluster
         assert where is not None  # looked up by start
-        queues = _queues(instance, topic, brokers_expected, options.pattern)
+        queues = queues_meant(instance, topic, options.pattern, brokers_expected)
         alone_ms = (
             math.inf if isinstance(finish, int | LikeGroup) else options.master_alone_ms
         )  # such an end is the master's to say
@@ -262,26 +256,6 @@ def plan_scan(
     return ScanPlan(
         " ".join(queues), splits, where.cluster, where.secret, pins, where.tls, where.access_key
     )
-
-
-def _queues(
-    instance: ClientInstance,
-    topic: str | Sequence[str],
-    brokers_expected: Collection[str],
-    pattern: bool,
-) -> Queues:
-    """Of every topic that is meant."""
-    lacking = "a read now would lack its queues"
-    if not pattern:
-        names = named_topics(topic)
-        return queues_read(instance, lambda: names, brokers_expected, lacking)
-    wanted = topic_pattern(topic)
-    found = queues_read(
-        instance, lambda: matching_topics(instance, wanted), brokers_expected, lacking
-    )
-    if not found:
-        raise TopicNotFound(f"no topic of this cluster matches {topic!r}", str(topic))
-    return found
 
 
 def _pin(

@@ -20,9 +20,9 @@ from types import TracebackType
 from typing import Self
 
 from rmq_ray.client.instance.client_instance import ClientInstance
-from rmq_ray.client.instance.outage import ask_broker, ask_for_map
+from rmq_ray.client.instance.outage import Queues, ask_broker, ask_for_map
 from rmq_ray.client.pull.queue_queries import QueueQueries
-from rmq_ray.client.scan.queues_read import Queues, queues_read
+from rmq_ray.client.scan.queues_read import queues_read
 from rmq_ray.errors import ClientError, ClusterError, CommitFailed
 from rmq_ray.model.ids import Address, MessageQueue
 from rmq_ray.ports import Discovery

@@ -97,6 +97,7 @@ played: list[Any] = []
 @pytest.fixture(autouse=True)
 def consumer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streaming, "PullConsumer", Consumer)
+    monkeypatch.setattr(streaming, "queues_to_share", lambda *_: QUEUES)
     played.clear()
 
 

@@ -5,7 +5,7 @@ once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import count
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -109,32 +109,62 @@ def test_other_errors_pass_if_they_are_retriable() -> None:
     assert not passes(ResponseError("x")) and not passes(HandshakeFailed("x"))
 
 
+# --- queues of all brokers ------------------------------------------------------------------------
+
+AWAY = ConnectFailed("refused")
+
+
+def looked_up(
+    monkeypatch: pytest.MonkeyPatch, *told: str | RemotingError, brokers: tuple[str, ...] = ("a",)
+) -> tuple[str, str, float]:
+    """(the queues of topic t, in which order was asked, the time that it took) where looks tell
+    these, a letter for each queue, none: no such topic. "w": who is there, "l": a look.
+    """
+    script, order, clock = iter(told), list[str](), ManualClock()
+    monkeypatch.setattr(outage, "_await_registered", lambda *_: order.append("w"))
+
+    def look() -> Any:
+        order.append("l")
+        found = next(script)
+        if isinstance(found, RemotingError):
+            raise found
+        return {"t": tuple(found)} if found else {}
+
+    instance = cast("Any", SimpleNamespace(clock=clock))
+    found = while_registered(instance, brokers, "rows would be missing", look)
+    return "".join(found.get("t", ())), "".join(order), clock.monotonic_ms()
+
+
 @pytest.mark.parametrize(
-    ("told", "looks"),
-    [("aa", "faf"), ("abb", "fafaf"), ("abcc", "fafafaf")],
+    ("told", "order"),
+    [
+        (["xy", "xy"], "wlwl"),
+        (["x", "xy"], "wlwl"),
+        (["xy", "x", "xy"], "wlwlwl"),
+        (["xy", "x", "x"], "wlwlwl"),
+        (["xy", "", ""], "wlwlwl"),
+        (["", "xy"], "wlwl"),
+        ([AWAY, "xy", AWAY, AWAY, "xy"], "wllwlll"),
+    ],
 )
-def test_routes_count_when_they_are_the_same_before_and_after_a_look_at_the_brokers(
-    told: str, looks: str, monkeypatch: pytest.MonkeyPatch
+def test_a_look_counts_that_follows_one_at_who_is_there_and_lacks_nothing_of_the_one_before(
+    told: list[str | RemotingError], order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script, order = iter(told), list[str]()
-    monkeypatch.setattr(outage, "wait_for_brokers", lambda *_: order.append("a"))
-
-    def fetch() -> str:
-        order.append("f")
-        return next(script)
-
-    nobody = cast("Any", None)
-    assert while_registered(nobody, ("broker-a",), "why", fetch) == told[-1]
-    assert "".join(order) == f"a{looks}" and not list(script)
+    assert looked_up(monkeypatch, *told)[:2] == (told[-1], order)
 
 
-def test_of_no_broker_expected_nobody_is_asked_who_is_there() -> None:
-    numbers = count()
-    assert while_registered(cast("Any", None), (), "why", lambda: next(numbers)) == 0
+def test_of_no_broker_expected_there_is_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert looked_up(monkeypatch, "xy", brokers=()) == ("xy", "l", 0)
+    with pytest.raises(ConnectFailed):
+        looked_up(monkeypatch, AWAY, brokers=())
 
 
-def test_routes_that_change_with_each_look_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    numbers = count()
-    monkeypatch.setattr(outage, "wait_for_brokers", lambda *_: None)
-    with pytest.raises(ClusterError, match="brokers come and go: rows would be missing"):
-        while_registered(cast("Any", None), ("a",), "rows would be missing", lambda: next(numbers))
+def test_the_patience_is_one_for_all_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    less_and_less = ["".join(map(chr, range(number))) for number in range(40, 0, -1)]
+    monkeypatch.setattr(outage, "PATIENCE_MS", 3_000)
+    with pytest.raises(ClusterError, match="came and went for 3 s .*: rows would be missing"):
+        looked_up(monkeypatch, *less_and_less)
+    with pytest.raises(ConnectFailed):
+        looked_up(monkeypatch, *[AWAY] * 40)
+    with pytest.raises(HandshakeFailed):
+        looked_up(monkeypatch, HandshakeFailed("secret"))

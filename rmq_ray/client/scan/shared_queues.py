@@ -1,0 +1,70 @@
+"""Queues of a topic on which processes agree without asking one another.
+
+    all of them, sorted   who shares them out: worker n of m takes every m-th one
+    the first of them     who has one queue for everybody: a ledger, a queue of values
+
+A name server leaves out the queues of a broker that is down, so such brokers are waited for.
+Decides: for which. Does not decide what is done with a queue. Blocking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+
+from rmq_ray.client.instance.client_instance import ClientInstance
+from rmq_ray.client.scan.queues_read import queues_read
+from rmq_ray.errors import TopicNotFound
+from rmq_ray.model.ids import MessageQueue
+from rmq_ray.ports import Discovery
+
+
+def expected_of(discovery: Discovery) -> Collection[str]:
+    """Which brokers there should be; none where nobody knows."""
+    names: Collection[str] = getattr(discovery, "broker_names", tuple)()
+    return names
+
+
+def queues_to_share(discovery: Discovery, topic: str) -> list[MessageQueue]:
+    """All queues of a topic, sorted: for processes that must come to the same list, each by itself.
+    Raises as ``queues_read`` does.
+    """
+    with _asking(discovery, topic) as ask:
+        return sorted(ask(expected_of(discovery)))
+
+
+def first_queue(discovery: Discovery, topic: str, create: Callable[[], object]) -> MessageQueue:
+    """The first queue of a topic by broker and number: for processes that must come to the same
+    one, each by itself. Brokers that may have an earlier one are waited for. ``create()`` makes the
+    topic where there is none. Raises as ``queues_read`` does.
+    """
+    expected = expected_of(discovery)
+    with _asking(discovery, topic) as ask:
+        try:
+            first = min(ask(()))
+        except TopicNotFound:
+            try:
+                return min(ask(expected))
+            except TopicNotFound:
+                create()
+                return min(ask(expected))
+        earlier = [name for name in expected if name < first.broker_name]
+        return min(ask(earlier)) if earlier else first
+
+
+@contextmanager
+def _asking(
+    discovery: Discovery, topic: str
+) -> Iterator[Callable[[Collection[str]], Sequence[MessageQueue]]]:
+    """What tells the topic's queues, those of the given brokers among them."""
+    instance = ClientInstance.get_or_create(discovery)
+
+    def ask(expected: Collection[str]) -> Sequence[MessageQueue]:
+        why = "every process must see the same queues"
+        return queues_read(instance, lambda: [topic], expected, why)[topic]
+
+    instance.start()
+    try:
+        yield ask
+    finally:
+        instance.release()
