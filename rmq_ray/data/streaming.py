@@ -260,7 +260,7 @@ class _Run:
             consumer.subscribe(self.topic, self.tags)
             return
         rank, workers = self.shard
-        queues = queues_to_share(self.discovery, self.topic)
+        queues = queues_to_share(self.discovery, consumer._full_name(self.topic))
         if len(queues) < workers:
             raise ClientError(
                 f"{workers} workers cannot share the {len(queues)} queues of {self.topic!r}: "

@@ -16,7 +16,7 @@ the table, what lies behind the cut comes from the log.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 from typing import Any
@@ -24,6 +24,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.dataset as ds
 
+from rmq_ray.client.scan.range_plan import plan_ranges
 from rmq_ray.client.scan.scan_plan import ScanOptions, ScanPlan, open_reader, plan_scan
 from rmq_ray.client.scan.shared_queues import expected_of
 from rmq_ray.client.scan.topic_state import State, TopicState
@@ -141,24 +142,12 @@ def plan_union(
         first = times.offsets_at(begin, first, log)
     if isinstance(finish, int):
         last = times.offsets_at(finish, last, log)
-    plan = ScanPlan(topic, ())
-    if log:
-        begins = {q: max(committed.get(q, 0), first[q]) for q in log}
-        ends = {q: max(begins[q], last[q]) for q in log}
-        plan = plan_scan(
-            discovery,
-            topic,
-            begins,
-            ends,
-            splits_wanted,
-            brokers_expected,
-            options,
-        )
-        # queues that came meanwhile are of the next read
-        plan = replace(plan, splits=tuple(split for split in plan.splits if split.queue in log))
+    begins = {q: max(committed.get(q, 0), first[q]) for q in log}
+    of_log = {q: (low, max(low, last[q])) for q, low in begins.items()}
+    plan = plan_ranges(discovery, of_log, splits_wanted, options)
     ranges = {q: (first.get(q, 0), min(at, last.get(q, at))) for q, at in committed.items()}
-    wanted = {queue: (low, high) for queue, (low, high) in ranges.items() if low < high}
-    return pieces_of(spec, files, wanted), plan
+    ranges = {queue: (low, high) for queue, (low, high) in ranges.items() if low < high}
+    return pieces_of(spec, files, ranges), plan
 
 
 def table_of(discovery: Discovery, topic: str) -> TableSpec:

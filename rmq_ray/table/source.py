@@ -14,7 +14,7 @@ leaves out); a copy that does not answer keeps no other from being asked.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -22,7 +22,8 @@ import msgpack
 
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.instance.outage import ask_for_map
-from rmq_ray.client.scan.scan_plan import PIN_MS, RELEASE_TIMEOUT_MS, open_reader, plan_scan
+from rmq_ray.client.scan.range_plan import plan_ranges
+from rmq_ray.client.scan.scan_plan import PIN_MS, RELEASE_TIMEOUT_MS, open_reader
 from rmq_ray.client.scan.topic_state import State, TopicState
 from rmq_ray.codec.arrow.arrow_reader import to_batch
 from rmq_ray.errors import RmqError, TopicNotFound
@@ -68,19 +69,11 @@ class TopicSource:
 
     def read(self, ranges: Ranges) -> Iterator[tuple[MessageQueue, int, Any, int]]:
         """(queue, epoch of its log, rows, next offset) of these ranges, queue by queue."""
-        start = {queue: low for queue, (low, _) in ranges.items()}
-        end = {queue: high for queue, (_, high) in ranges.items()}
-        bounds = self._state.now().bounds
-        others = {queue: high for queue, (_, high) in bounds.items() if queue not in ranges}
-        with plan_scan(
-            self._discovery, self._topic, start | others, end | others, 1, self._brokers(ranges)
-        ) as plan:
+        with plan_ranges(self._discovery, ranges, 1) as plan:
             reader = open_reader(plan)
             try:
                 for split in plan.splits:
                     queue = split.queue
-                    if queue not in ranges:  # it came behind ``bounds``
-                        continue
                     for records, sizes in reader.read(split, CHUNK_BYTES):
                         rows = to_batch(queue.topic, queue.broker_name, records, sizes)
                         behind = int(rows["queue_offset"][-1].as_py()) + 1
@@ -158,6 +151,3 @@ class TopicSource:
         command = Command(RequestCode.UNPIN_SEGMENTS, body=body, serialize=1)
         with suppress(RmqError):  # it ends by itself
             self._instance.invoke(address, command, RELEASE_TIMEOUT_MS)
-
-    def _brokers(self, ranges: Ranges) -> Collection[str]:
-        return sorted({queue.broker_name for queue in ranges})

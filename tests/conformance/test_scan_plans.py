@@ -10,6 +10,7 @@ import pytest
 
 from rmq_ray.client.admin.admin import Admin
 from rmq_ray.client.producer.producer import Producer
+from rmq_ray.client.scan.range_plan import plan_ranges
 from rmq_ray.client.scan.scan_plan import ScanOptions, ScanPlan, open_reader, plan_scan
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.codec.record import decode_record
@@ -123,6 +124,18 @@ def test_several_topics_and_patterns_are_one_plan(cluster: LiveCluster, middle_m
         plan_scan(cluster, "(", "earliest", "latest", 1, (), pattern)
     with pytest.raises(ClientError, match="at least one topic"):
         plan_scan(cluster, [], "earliest", "latest", 1)
+
+
+def test_a_plan_of_ranges_reads_no_others(cluster: LiveCluster, middle_ms: int) -> None:
+    ranges = {
+        MessageQueue("us-orders", "broker-b", 1): (3, 20),
+        MessageQueue("eu-orders", "broker-a", 0): (0, 2),
+    }
+    found = rows(plan_ranges(cluster, ranges, 1))
+    assert found == {queue: list(range(*bounds)) for queue, bounds in ranges.items()}
+    assert plan_ranges(cluster, {}, 1).splits == ()
+    with pytest.raises(ClientError, match="no queue of"):
+        plan_ranges(cluster, {MessageQueue("us-orders", "broker-b", 9): (3, 4)}, 1)
 
 
 def test_the_size_of_splits_has_bounds(cluster: LiveCluster, middle_ms: int) -> None:

@@ -16,6 +16,7 @@ from rmq_ray.client.producer.producer import Producer
 from rmq_ray.client.push.push_consumer import PushConsumer
 from rmq_ray.client.scan.topic_state import TopicState
 from rmq_ray.codec.arrow.arrow_rows import Rows
+from rmq_ray.data.streaming import iter_batches
 from rmq_ray.errors import (
     ClientError,
     ClusterError,
@@ -172,6 +173,27 @@ def test_a_topic_whose_only_broker_is_down_is_waited_for_and_not_taken_for_one_t
         ):
             stream.begin()
         stream.close()
+
+
+def test_shards_share_the_queues_of_their_namespace(cluster: LiveCluster) -> None:
+    admin = Admin(cluster)
+    admin.create_topic("ns%orders", queues=1)
+    admin.close()
+    bodies = {
+        MessageQueue("ns%orders", broker, 0): broker.encode() for broker in ("broker-a", "broker-b")
+    }
+    with Producer("p", discovery=cluster) as p:
+        for queue, body in bodies.items():
+            p.send(queue.topic, body, queue=queue)
+    told = cluster.lookup()
+    where = {"cluster": told.cluster, "name_servers": told.name_servers, "secret": told.secret}
+    found = []
+    for rank in range(2):
+        with iter_batches(
+            "orders", group="sharing", shard=(rank, 2), namespace="ns", **where
+        ) as batches:
+            found += next(batches)["body"].to_pylist()
+    assert found == list(bodies.values())
 
 
 def test_a_name_server_that_restarts_is_asked_again(

@@ -17,13 +17,14 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from rmq_ray.client.instance import outage
-from rmq_ray.client.scan.scan_plan import ScanOptions, ScanPlan, plan_scan
+from rmq_ray.client.scan import range_plan
+from rmq_ray.client.scan.scan_plan import ScanOptions, ScanPlan
 from rmq_ray.client.scan.topic_state import State, TopicState
 from rmq_ray.clock import SYSTEM_CLOCK
-from rmq_ray.errors import ClusterError, OffsetOutOfRange, RemotingError, RmqError, TopicNotFound
+from rmq_ray.errors import OffsetOutOfRange, RemotingError, RmqError, TopicNotFound
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.ports import ClusterAddress
-from rmq_ray.protocol.scan.scan_positions import LATEST_OFFSET, Where
+from rmq_ray.protocol.scan.scan_positions import Where
 from rmq_ray.protocol.scan.stream_offsets import StreamPosition, limited
 
 log = logging.getLogger("rmq_ray.scan")
@@ -120,12 +121,16 @@ class BatchPlanner:
         self, before: StreamPosition, target: Mapping[MessageQueue, int] | None = None
     ) -> StreamPosition:
         """The end of the batch behind ``before``, and no further than ``target``; ``before`` itself
-        when there is nothing new. With a target all brokers are waited for, else those that are
-        away have nothing new.
+        when there is nothing new. Until a target is reached all brokers are waited for; without one
+        those that are away have nothing new.
 
         Raises ``OffsetOutOfRange`` where messages behind ``before`` are gone, and
         ``fail_on_data_loss`` is set.
         """
+        if target is not None and all(
+            before.offsets.get(queue, -1) >= end for queue, end in target.items()
+        ):
+            return before
         state = self.now(partial=target is None)
         at = {queue: self._start(queue, before, bounds) for queue, bounds in state.bounds.items()}
         ends = (
@@ -157,39 +162,19 @@ class BatchPlanner:
         self, ranges: Mapping[MessageQueue, tuple[int, int]], end: StreamPosition, wanted: int
     ) -> ScanPlan:
         """The same of these ranges of the batch that ends at ``end``."""
-        state = state_of(self.state, self._discovery)
-        missing = sorted({queue.broker_name for queue in ranges if queue not in state.bounds})
-        if missing:
-            raise ClusterError(
-                f"the queues of {', '.join(missing)} belong to this batch and are not there "
-                f"now; see `rmq-ray status`",
-                missing[0],
-            )
-        others = {queue: LATEST_OFFSET for queue in state.bounds if queue not in ranges}
-        start, last = (
-            {q: low for q, (low, _) in ranges.items()} | others,
-            {q: high for q, (_, high) in ranges.items()} | others,
-        )
         strict = self._limits.fail_on_data_loss
-        plan = plan_scan(
-            self._discovery,
-            self._topics,
-            start,
-            last,
-            wanted,
-            self._discovery.broker_names(),
-            ScanOptions(fail_on_data_loss=strict),
+        plan = range_plan.plan_ranges(
+            self._discovery, ranges, wanted, ScanOptions(fail_on_data_loss=strict)
         )
-        splits = [split for split in plan.splits if split.queue in ranges]
         if strict:  # readers refuse what lies behind a cut that came after the plan
             splits = [
                 replace(
                     split,
                     epoch=min(split.epoch, end.epochs.get(split.queue.broker_name) or split.epoch),
                 )
-                for split in splits
+                for split in plan.splits
             ]
-        plan = replace(plan, splits=tuple(splits))
+            plan = replace(plan, splits=tuple(splits))
         self._pinned.append((end, plan))
         self.lost(sum(high - low for low, high in ranges.values()) - plan.rows, "of a batch")
         return plan

@@ -184,15 +184,16 @@ class ScanOptions:
 
     ``rows_min``, ``rows_max``: messages of a split. ``fail_on_data_loss``: whether offsets that are
     no longer there are an error, else the read begins or ends at the nearest ones. ``pattern``: the
-    topic is a regular expression that whole names must match. ``master_alone_ms``: how long slaves
-    are not asked while their master does not answer; a read that ends at a time or a group's
-    position never asks them; see ``scan_copies``.
+    topic is a regular expression that whole names must match. ``only_named``: queues for which the
+    start names no offset are not read. ``master_alone_ms``: how long slaves are not asked while
+    their master does not answer; a read that ends at a time or a group's position never asks them.
     """
 
     rows_min: int = 1
     rows_max: int = ROWS_PER_SPLIT_MAX
     fail_on_data_loss: bool = True
     pattern: bool = False
+    only_named: bool = False
     master_alone_ms: float = MASTER_ALONE_MS
 
 
@@ -210,11 +211,10 @@ def plan_scan(
 
     ``topic``: one, or several. ``start``, ``end``: see ``protocol.scan.scan_positions``.
     ``brokers_expected``: whose queues belong to the read; a name server forgets the queues of a
-    broker that is down. They, and brokers that recover, are waited for, 30
-    s at most. Raises ``TopicNotFound``, ``GroupNotFound``, ``OffsetOutOfRange``, ``ClientError``
-    for wrong arguments, ``ClusterError`` where there is no cluster, an expected broker stays away,
-    or a master does that alone can say where the read is to begin or end; ``RemotingError`` where a
-    broker cannot be asked.
+    broker that is down. They, and brokers that recover, are waited for, 30 s at most. Raises
+    ``TopicNotFound``, ``GroupNotFound``, ``OffsetOutOfRange``, ``ClientError`` for wrong arguments,
+    ``ClusterError`` where there is no cluster, an expected broker stays away, or a master does that
+    alone can say where the read begins or ends; ``RemotingError`` where none can be asked.
     """
     options = options or ScanOptions()
     begin, finish = normal(start), normal(end)
@@ -224,12 +224,13 @@ def plan_scan(
         where = instance.link.cluster
         assert where is not None  # looked up by start
         queues = queues_meant(instance, topic, options.pattern, brokers_expected)
+        named = named_offsets([begin]) if options.only_named else None
         alone_ms = (
             math.inf if isinstance(finish, int | LikeGroup) else options.master_alone_ms
         )  # such an end is the master's to say
         brokers, bounds = planned_at(
             instance,
-            [queue for own in queues.values() for queue in own],
+            [q for own in queues.values() for q in own if named is None or q in named],
             named_offsets((begin, finish)),
             alone_ms,
         )

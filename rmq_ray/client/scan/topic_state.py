@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+from rmq_ray.client.instance import outage
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.instance.outage import Queues, ask_broker, ask_for_map
 from rmq_ray.client.pull.queue_queries import QueueQueries
@@ -240,13 +241,15 @@ class TopicState:
         )
 
     def _address(self, broker: str, topic: str) -> Address:
-        address = self._instance.broker_address(broker)
-        if address is None:
+        """Of its master, which is waited for while a slave stands alone."""
+        clock = self._instance.clock
+        give_up = clock.monotonic_ms() + outage.PATIENCE_MS
+        while (address := self._instance.broker_address(broker)) is None:  # ends: at give_up
+            if clock.monotonic_ms() >= give_up:
+                raise ClusterError(
+                    f"no name server tells where the master of {broker!r} is; see `rmq-ray status`",
+                    broker,
+                )
+            clock.sleep_ms(outage.PAUSE_MS)
             self._instance.routes.refresh(topic)
-            address = self._instance.broker_address(broker)
-        if address is None:
-            raise ClusterError(
-                f"no name server tells where the master of {broker!r} is; see `rmq-ray status`",
-                broker,
-            )
         return address

@@ -67,6 +67,9 @@ class Consumer:
     def subscribe(self, topic: str, tags: Any) -> None:
         self.asked.append(topic)
 
+    def _full_name(self, topic: str) -> str:
+        return topic
+
     def assign(self, queues: list[MessageQueue], tags: Any) -> None:
         self.asked.append(queues)
 
