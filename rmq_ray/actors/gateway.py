@@ -47,7 +47,7 @@ _parents_worker: str | None = None
 """In a forked child: the worker id of its parent, whose threads are not here, so that no call to
 Ray would ever be answered.
 """
-_addresses: dict[str, ClusterAddress] = {}
+_known: dict[str, tuple[ClusterAddress, tuple[str, ...]]] = {}
 """Of the clusters that were looked up in this process: what a forked child of it can still
 reach.
 """
@@ -477,22 +477,20 @@ def cluster_address(cluster: str) -> ClusterAddress:
     """Name servers and secret of a cluster, from its controller; in a forked child as its parent
     knew them. ``ClusterError`` where it does not run.
     """
-    if cluster in _addresses and _is_inherited():
-        return _addresses[cluster]
-    address = call(controller(cluster), "connection", timeout_s=FOUND_TIMEOUT_S)
-    assert isinstance(address, ClusterAddress)
-    _addresses[cluster] = address
-    return address
+    if cluster not in _known or not _is_inherited():
+        handle = controller(cluster)
+        address = call(handle, "connection", timeout_s=FOUND_TIMEOUT_S)
+        plan = call(handle, "plan", timeout_s=FOUND_TIMEOUT_S)
+        _known[cluster] = address, tuple(broker.broker_name for broker in plan.brokers)
+    return _known[cluster][0]
 
 
 def broker_names(cluster: str) -> tuple[str, ...]:
-    """The brokers that a cluster consists of, those included that are down. ``ClusterError`` where
-    it does not run.
+    """The brokers that a cluster consists of, those included that are down; in a forked child as
+    its parent knew them. ``ClusterError`` where it does not run.
     """
-    return tuple(
-        broker.broker_name
-        for broker in call(controller(cluster), "plan", timeout_s=FOUND_TIMEOUT_S).brokers
-    )
+    cluster_address(cluster)
+    return _known[cluster][1]
 
 
 def stopped_brokers(cluster: str) -> dict[str, bool]:

@@ -65,8 +65,9 @@ class Revocations:
     def _begin(self) -> None:
         consumer = self._consumer
         if not consumer.assignment():
+            queues = queues_to_share(self._discovery, self._topic)
             consumer.start()
-            consumer.assign(queues_to_share(self._discovery, self._topic))
+            consumer.assign(queues)
         ends = {}
         for queue in consumer.assignment():
             first, ends[queue] = consumer.watermark_offsets(queue)

@@ -21,17 +21,18 @@ from rmq_ray.client.scan.kafka_offsets import kafka_range
 from rmq_ray.client.scan.partition_sink import write_queues
 from rmq_ray.client.scan.scan_plan import ScanOptions, plan_scan
 from rmq_ray.client.scan.shared_queues import first_queue, queues_to_share
-from rmq_ray.client.scan.topic_state import State
 from rmq_ray.errors import ClusterError, TopicNotFound
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.protocol.scan.stream_offsets import StreamPosition
 from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.wire.frame import Command
+from rmq_ray.serve import revocations
 from rmq_ray.server.broker.registration import BrokerRegistration
 from rmq_ray.table.source import TopicSource
 from tests.conformance.test_stream_batches import QUEUES, Expecting, fill
 from tests.support.brokers.live_cluster import LiveCluster
 from tests.support.brokers.replicated import ReplicatedCluster
+from tests.support.waiting import eventually
 
 BROKERS = ("broker-a", "broker-b")
 Queues = Collection[MessageQueue]
@@ -191,10 +192,14 @@ def test_a_stream_that_ends_at_a_target_waits_for_who_has_it_and_one_without_goe
         target = stream.ends()
         absence.begin()
         with absence.watch(lambda: None):
-            assert stream.next(before).offsets == {
+            there = stream.next(before)
+            assert there.offsets == {
                 **dict.fromkeys(QUEUES[:2], 10),
                 **dict.fromkeys(QUEUES[2:], 0),
             }
+            assert stream.plan(before, there, 1).rows == 20, "of who is there, without waiting"
+            reached = StreamPosition(target, before.epochs)
+            assert stream.next(reached, target) is reached, "there is nothing to wait for"
             with pytest.MonkeyPatch.context() as patched:
                 patched.setattr(outage, "PATIENCE_MS", 200)
                 with pytest.raises(ClusterError, match="broker-b did not come back"):
@@ -215,6 +220,34 @@ def test_a_topic_that_is_not_there_is_made_once_all_brokers_are(
     admin.close()
     made = [MessageQueue("new", broker, 0) for broker in BROKERS]
     assert queues_to_share(expecting, "new") == made
+
+
+def test_a_topic_that_nobody_may_read_is_not_made_anew(
+    cluster: LiveCluster, expecting: Expecting
+) -> None:
+    admin = Admin(cluster)
+    admin.create_topic("hidden", queues=2, permission=2)
+    with pytest.raises(TopicNotFound, match="nobody may read it"):
+        first_queue(expecting, "hidden", lambda: pytest.fail("it is there"))
+    admin.close()
+
+
+def test_revoked_tasks_are_read_once_their_broker_is_back(
+    expecting: Expecting, absence: Absence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outage, "PATIENCE_MS", 0)
+    monkeypatch.setattr(revocations, "PAUSE_S", 0.05)
+    found: list[str] = []
+    reader = revocations.Revocations(expecting, "orders", found.append)
+    absence.begin()
+    reader.start()
+    with absence.watch(lambda: None):
+        who = RequestCode.GET_BROKER_CLUSTER_INFO
+        eventually(lambda: absence.asked.count(who) > 2)
+        assert not reader.ready.is_set()
+    eventually(reader.ready.is_set)
+    reader.stop()
+    assert len(found) == 40
 
 
 @pytest.mark.parametrize("away", [0, 1])
@@ -259,6 +292,24 @@ def test_queues_of_a_broker_without_a_master_are_read_but_not_written(
         written(expecting)
 
 
+def test_positions_wait_for_the_master_of_a_slave_that_stands_alone(
+    pair: ReplicatedCluster,
+) -> None:
+    absence = Absence(pair, pair.brokers[0]._registration)
+    pair.stop_master()
+    looks = 0
+
+    def heard() -> None:
+        nonlocal looks
+        looks += absence.asked[-1] == RequestCode.GET_ROUTEINFO_BY_TOPIC
+        if looks == 5 and not pair.brokers:  # the others came before the master's address is needed
+            pair.start_master()
+
+    with absence.watch(heard):
+        assert len(begun(Expecting(pair, "broker-a"))) == 4
+    assert looks > 5
+
+
 def test_a_slave_that_is_registered_before_its_master_brings_no_queues(
     pair: ReplicatedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,13 +328,10 @@ def test_a_slave_that_is_registered_before_its_master_brings_no_queues(
 
 
 def test_rows_of_queues_that_came_behind_the_ranges_are_not_handed_out(
-    cluster: LiveCluster, monkeypatch: pytest.MonkeyPatch
+    cluster: LiveCluster,
 ) -> None:
     """They would be written to the table, and again in the next turn, which knows them."""
     source = TopicSource(cluster, "orders")
-    state = source._state.now()
-    early = State({QUEUES[0]: state.bounds[QUEUES[0]]}, state.epochs)
-    monkeypatch.setattr(source._state, "now", lambda: early)
     read = [(queue, behind) for queue, _, _, behind in source.read({QUEUES[0]: (2, 7)})]
     source.close()
     assert read == [(QUEUES[0], 7)]

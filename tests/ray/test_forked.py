@@ -65,6 +65,21 @@ def test_a_forked_child_makes_producers_and_consumers_of_its_own(mq: rmq.Cluster
         assert inherited.send("forks", b"parent again").queue_offset == 2
 
 
+def test_a_forked_child_uses_a_queue_of_its_parent(mq: rmq.Cluster) -> None:
+    queue = rmq.Queue("forked-queue", cluster=mq.name)
+    queue.put("parent")
+
+    def exchange() -> str:
+        found = queue.get(timeout=10)
+        queue.put("child")
+        queue.shutdown()
+        return str(found)
+
+    assert in_child(exchange) == "parent"
+    assert queue.get(timeout=10) == "child"
+    queue.shutdown()
+
+
 def test_what_a_forked_child_cannot_do_is_refused_at_once_and_says_why(mq: rmq.Cluster) -> None:
     said = in_child(
         lambda: repr(rmq.Producer("web", cluster="never-looked-up").send("forks", b"x"))

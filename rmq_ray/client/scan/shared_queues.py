@@ -29,8 +29,8 @@ def queues_to_share(discovery: Discovery, topic: str) -> list[MessageQueue]:
     """All queues of a topic, sorted: for processes that must come to the same list, each by itself.
     Raises as ``queues_read`` does.
     """
-    with _asking(discovery, topic) as ask:
-        return sorted(ask(expected_of(discovery)))
+    with _started(discovery) as instance:
+        return sorted(_queues(instance, topic, expected_of(discovery)))
 
 
 def first_queue(discovery: Discovery, topic: str, create: Callable[[], object]) -> MessageQueue:
@@ -39,32 +39,34 @@ def first_queue(discovery: Discovery, topic: str, create: Callable[[], object]) 
     topic where there is none. Raises as ``queues_read`` does.
     """
     expected = expected_of(discovery)
-    with _asking(discovery, topic) as ask:
+    with _started(discovery) as instance:
         try:
-            first = min(ask(()))
+            first = min(_queues(instance, topic, ()))
         except TopicNotFound:
             try:
-                return min(ask(expected))
+                return min(_queues(instance, topic, expected))
             except TopicNotFound:
+                if instance.routes.route(topic) is not None:  # it is there, and nobody may read it
+                    raise
                 create()
-                return min(ask(expected))
+                return min(_queues(instance, topic, expected))
         earlier = [name for name in expected if name < first.broker_name]
-        return min(ask(earlier)) if earlier else first
+        return min(_queues(instance, topic, earlier)) if earlier else first
+
+
+def _queues(
+    instance: ClientInstance, topic: str, expected: Collection[str]
+) -> Sequence[MessageQueue]:
+    """The topic's queues, those of the given brokers among them."""
+    why = "every process must see the same queues"
+    return queues_read(instance, lambda: [topic], expected, why)[topic]
 
 
 @contextmanager
-def _asking(
-    discovery: Discovery, topic: str
-) -> Iterator[Callable[[Collection[str]], Sequence[MessageQueue]]]:
-    """What tells the topic's queues, those of the given brokers among them."""
+def _started(discovery: Discovery) -> Iterator[ClientInstance]:
     instance = ClientInstance.get_or_create(discovery)
-
-    def ask(expected: Collection[str]) -> Sequence[MessageQueue]:
-        why = "every process must see the same queues"
-        return queues_read(instance, lambda: [topic], expected, why)[topic]
-
     instance.start()
     try:
-        yield ask
+        yield instance
     finally:
         instance.release()
