@@ -209,6 +209,8 @@ class OrderedWorker:
 
         timeout_s = self._settings.adapter.task_timeout_s
         with self._gate:
+            if task.id in self._revocations:  # while it waited
+                return TaskVerdict(TaskOutcome.REVOKED)
             threading.Thread(target=run, name="rmq-ordered-task", daemon=True).start()
             in_time = ended.wait(min(timeout_s, threading.TIMEOUT_MAX))
         if in_time:

@@ -353,6 +353,8 @@ class TaskWorker:
         held.gated = True
         try:
             held.since_ms = self._clock.monotonic_ms()
+            if self._is_revoked(held, task):  # while it waited
+                return TaskVerdict(TaskOutcome.REVOKED)
             result = self._handlers.run(task, lambda cancel: setattr(held, "cancel", cancel))
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is the handler's
             if self._is_revoked(held, task):

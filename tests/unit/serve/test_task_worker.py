@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -117,6 +118,32 @@ def test_a_task_that_is_cancelled_while_it_waits_does_not_begin() -> None:
     rig.step()
     assert rig.statuses(waiting[3]) == [Status.REVOKED] and rig.runs == runs
     assert waiting[3].settled == ["done"] and rig.tasks.pauses
+
+
+class RevokingGate(threading.Semaphore):
+    """A task is cancelled while it waits for another one to leave."""
+
+    def __init__(self, rig: TaskRig, task_id: str) -> None:
+        super().__init__(1)
+        self._rig, self._task_id = rig, task_id
+
+    def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
+        self._rig.revoked.add(self._task_id)
+        return super().acquire(blocking, timeout)
+
+    __enter__ = acquire
+
+
+@pytest.mark.parametrize("ordered", [False, True], ids=["plain", "ordered"])
+def test_a_task_that_is_cancelled_while_another_one_runs_does_not_begin(ordered: bool) -> None:
+    rig = TaskRig()
+    (task,) = rig.put("calls")
+    rig.tasks._gate = rig.ordered._gate = RevokingGate(rig, task.keys[0])
+    if ordered:
+        rig.hand_out(task)
+    else:
+        rig.step()
+    assert rig.statuses(task)[-1] is Status.REVOKED and rig.runs == 0
 
 
 def test_tasks_that_nobody_can_run_are_dead_letters_also_meanwhile() -> None:
