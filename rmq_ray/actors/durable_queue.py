@@ -19,7 +19,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -44,6 +44,7 @@ from rmq_ray.errors import (
     AdminError,
     ClientError,
     ConfigError,
+    ConsumeError,
     GroupNotFound,
     RmqError,
     TopicExists,
@@ -80,6 +81,16 @@ class _Parts:
     producer: BoundedProducer
     consumer: SimpleConsumer
     queue: MessageQueue
+
+    def close_later(self) -> None:
+        """In a thread of its own, as whoever drops an object must not wait."""
+        with suppress(RuntimeError):  # Python ends
+            threading.Thread(target=self._close, name="rmq-queue-close", daemon=True).start()
+
+    def _close(self) -> None:
+        for part in (self.consumer, self.producer, self.admin):
+            with suppress(RmqError):
+                part.close()
 
     def untaken(self) -> int:
         """Items that nobody took, those that come again among them: as administration asks for it,
@@ -122,6 +133,8 @@ class Queue:
     ``ClientError`` for values that cannot travel, and the errors of ``Producer.send`` and
     ``SimpleConsumer.receive``.
     """
+
+    _dropped: weakref.finalize[..., Queue] | None = None
 
     def __init__(  # noqa: PLR0913 - the public signature
         self,
@@ -167,6 +180,16 @@ class Queue:
         """Whether all brokers are known to count what is untaken."""
         self._lock = threading.Lock()
         self._parts: _Parts | None = None
+        self._keep_connected(None)
+
+    def _keep_connected(self, parts: _Parts | None) -> None:
+        """With these, which are closed when nobody has this handle any more; None: no more."""
+        if self._dropped is not None:
+            self._dropped.detach()
+            self._dropped = None
+        if parts is not None:
+            self._dropped = weakref.finalize(self, parts.close_later)
+            self._dropped.atexit = False
 
     def __getstate__(self) -> tuple[Any, ...]:
         return self.name, self.maxsize, self._pickle, self.prefetch, self._discovery
@@ -326,22 +349,26 @@ class Queue:
         admin = self._connected().admin if force else None
         with self._lock:
             parts, self._parts = self._parts, None
+            self._keep_connected(None)
         if parts is None:
             return
-        for message in self._next_ahead(len(self._ahead)):
-            with suppress(RmqError):  # it comes again when its time is over
-                message.nack()
+        with suppress(RmqError):  # they come again when their time is over
+            give_back_messages(self._next_ahead(len(self._ahead)), wait=True)
         parts.consumer.close()
         early = self._next_undelivered(len(self._undelivered))
-        if early and admin is None:
-            bodies, tags = self._encoded_all(early)
-            parts.producer.send_batch(self.name, bodies, parts.queue, tags=tags)
-        parts.producer.close()
-        if admin is not None:
-            admin.delete_topic(self.name)
-            with suppress(AdminError):  # others still get: their group stays, and is empty
-                admin.delete_group(self.name)
-        parts.admin.close()
+        try:
+            if early and admin is None:
+                bodies, tags = self._encoded_all(early)
+                parts.producer.send_batch(self.name, bodies, parts.queue, tags=tags)
+            early = []
+            if admin is not None:
+                admin.delete_topic(self.name)
+                with suppress(AdminError):  # others still get: their group stays, and is empty
+                    admin.delete_group(self.name)
+        finally:
+            self._undelivered.extendleft(reversed(early))
+            parts.producer.close()
+            parts.admin.close()
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -352,30 +379,33 @@ class Queue:
         with self._lock:
             if self._parts is None:
                 self._parts = self._connect()
+                self._keep_connected(self._parts)
             return self._parts
 
     def _connect(self) -> _Parts:
-        admin = Admin(self._discovery)
-        create = partial(admin.create_topic, self.name, queues=1)
-        first = first_queue(self._discovery, self.name, create)
-        wide = [queue for queue in admin.route(self.name).queues if queue.read_queues != 1]
-        if wide:
-            raise TopicExists(
-                f"the topic {self.name!r} has {wide[0].read_queues} queues, so it is not first in, "
-                f"first out: give the queue another name",
+        with ExitStack() as opened:
+            admin = opened.enter_context(closing(Admin(self._discovery)))
+            create = partial(admin.create_topic, self.name, queues=1)
+            first = first_queue(self._discovery, self.name, create)
+            wide = [queue for queue in admin.route(self.name).queues if queue.read_queues != 1]
+            if wide:
+                raise TopicExists(
+                    f"the topic {self.name!r} has {wide[0].read_queues} queues, so it is not first "
+                    f"in, first out: give the queue another name",
+                    self.name,
+                )
+            producer = BoundedProducer(discovery=self._discovery, batch_bytes_max=BATCH_BYTES)
+            consumer = SimpleConsumer(
                 self.name,
+                self.name,
+                discovery=self._discovery,
+                start_from="first",
+                max_reconsume_times=RETRIES_MAX,
             )
-        producer = BoundedProducer(discovery=self._discovery, batch_bytes_max=BATCH_BYTES)
-        producer.start()
-        consumer = SimpleConsumer(
-            self.name,
-            self.name,
-            discovery=self._discovery,
-            start_from="first",
-            max_reconsume_times=RETRIES_MAX,
-        )
-        consumer.start()
-        return _Parts(admin, producer, consumer, first)
+            opened.enter_context(producer)
+            opened.enter_context(consumer)
+            opened.pop_all()  # all of them stay open
+            return _Parts(admin, producer, consumer, first)
 
     def _encoded(self, item: Any) -> tuple[bytes, str | None]:
         """Body and tag."""
@@ -397,14 +427,22 @@ class Queue:
         return [body for body, _ in pairs], tags[0] if alike else tags
 
     def _taken(self, found: list[ReceivedMessage]) -> list[Any]:
-        """Their values, once the broker knows that they are taken."""
+        """Their values, once the broker knows that they are taken. Where it is not known whether it
+        does, as with those that another broker took, they are what this handle gets next.
+        """
+        values: list[Any] | None = None
         try:
             values = untagged_bodies(found)
             if values is None:
                 values = [self._value(message) for message in found]
             self._connected().consumer.ack_all(found, wait=not self.prefetch)
-        except BaseException:  # also interrupted: what is not taken yet is somebody else's
-            give_back_messages(found)
+        except BaseException as error:  # also interrupted
+            known = values is None or isinstance(error, ClientError | ConsumeError)
+            for message, value in zip(found, values or (), strict=False):
+                if message.acknowledged or not known:
+                    self._undelivered.append(value)
+            if known:  # what is not taken yet is somebody else's
+                give_back_messages(found)
             raise
         return values
 

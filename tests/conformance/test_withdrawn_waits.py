@@ -11,7 +11,7 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -20,9 +20,13 @@ import pytest
 from rmq_ray.actors import durable_queue
 from rmq_ray.actors.durable_queue import Queue
 from rmq_ray.client.pop import simple_consumer
+from rmq_ray.client.pop.ack_sender import AckSender
 from rmq_ray.client.pop.patience import Patience
+from rmq_ray.client.pop.receipts import SettleTask
 from rmq_ray.client.pop.simple_consumer import SimpleConsumer
+from rmq_ray.client.producer.bounded_producer import BoundedProducer
 from rmq_ray.client.producer.producer import Producer
+from rmq_ray.errors import ReceiptStale, RequestTimeout
 from tests.support.brokers.live_cluster import LiveCluster
 from tests.support.source_rules import package_modules
 from tests.support.waiting import eventually, eventually_async
@@ -237,6 +241,73 @@ def test_an_item_of_a_getter_that_was_cancelled_is_put_again_when_its_handle_is_
         queue._undelivered.append(queue.get(timeout=20))
     with queue_of(cluster, name) as other:
         assert other.get(timeout=20) == "item"
+
+
+def test_an_item_that_could_not_be_put_again_stays_with_its_handle(
+    cluster: LiveCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = queue_of(cluster, f"q{next(NAMES)}")
+    queue.put(b"first")
+    queue._undelivered.append(b"taken")
+    with monkeypatch.context() as patched:
+        patched.setattr(BoundedProducer, "send_batch", raising(RequestTimeout("no answer")))
+        with pytest.raises(RequestTimeout):
+            queue.shutdown()
+    assert queue.get_nowait_batch(2) == [b"taken", b"first"]
+    queue.shutdown()
+
+
+# --- items of which it is not known whether they are taken ----------------------------------------
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    def call(*_arguments: Any, **_named: Any) -> Any:
+        raise error
+
+    return call
+
+
+def test_an_item_whose_acknowledgement_got_no_answer_is_what_this_handle_gets_next(
+    cluster: LiveCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given back it would be nobody's where the broker did write down that it is taken."""
+    queue = queue_of(cluster, f"q{next(NAMES)}")
+    queue.put(b"one")
+    with monkeypatch.context() as patched:
+        patched.setattr(AckSender, "_settle_at", raising(RequestTimeout("no answer")))
+        with pytest.raises(RequestTimeout):
+            queue.get(timeout=10)
+    assert queue.get_nowait() == b"one"
+    queue.shutdown()
+
+
+def test_items_that_were_taken_stay_with_the_handle_where_the_time_of_others_was_over(
+    cluster: LiveCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = queue_of(cluster, f"q{next(NAMES)}")
+    queue.put_nowait_batch([b"a", b"b"])
+
+    def half(_sender: AckSender, tasks: Sequence[SettleTask]) -> None:
+        tasks[0].lease.done |= 1
+        raise ReceiptStale("one was over", 1)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(AckSender, "settle", half)
+        with pytest.raises(ReceiptStale):
+            queue.get_nowait_batch(2)
+    assert queue.get_nowait() == b"a"
+    assert queue.get(timeout=10) == b"b", "which was given back"
+    queue.shutdown()
+
+
+def test_a_handle_that_nobody_has_any_more_closes_its_connections(cluster: LiveCluster) -> None:
+    before = set(threading.enumerate())
+    queue = queue_of(cluster, f"q{next(NAMES)}")
+    queue.put(b"x")
+    own = set(threading.enumerate()) - before
+    assert own
+    del queue
+    eventually(lambda: not any(thread.is_alive() for thread in own))
 
 
 def test_every_wait_with_a_lease_walks_through_one_place() -> None:

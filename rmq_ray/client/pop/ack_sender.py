@@ -211,7 +211,9 @@ class AckSender:
         else:
             self.counters.returned += settled
         for task, mask in zip(tasks, stale, strict=True):
-            if task.action is Settle.CHANGE:
+            if task.action is Settle.ACK:  # also where another broker fails
+                task.lease.done |= task.mask & ~mask
+            elif task.action is Settle.CHANGE:
                 task.lease.own_deadlines.update(
                     dict.fromkeys(bits(task.mask & ~mask), self._clock.now_ms() + task.delay_ms)
                 )

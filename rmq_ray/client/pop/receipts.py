@@ -96,6 +96,11 @@ class ReceivedMessage(MessageExt):
         lease = self._lease
         return lease.own_deadlines.get(self._i, lease.deadline_ms)
 
+    @property
+    def acknowledged(self) -> bool:
+        """Whether it was acknowledged, as far as is known here."""
+        return bool(self._lease.done >> self._i & 1)
+
     def ack(self, wait: bool = True) -> None:
         """Done: it does not come again.
 
@@ -126,7 +131,7 @@ class ReceivedMessage(MessageExt):
 
     def _give_back(self, action: Settle, after_ms: int, failed: int | None = None) -> None:
         bit = 1 << self._i
-        if self._lease.done & bit:
+        if self.acknowledged:
             raise ClientError(
                 "the message was acknowledged before; it cannot be given back", self.message_id
             )
