@@ -192,39 +192,49 @@ class Archivist:
         return self._target.sweep(self._clock.now_ms())
 
     def writer(self, schema: Any, rejected: bool = False) -> FileWriter:
-        """For the files of a change."""
+        """For the files of a change, which no other attempt writes: a file that was left open is
+        closed when Python drops it, whatever lies under its name by then.
+        """
         target = self._target
         folder = target.rejected_folder if rejected else target.folder
-        return FileWriter(
-            target.storage, folder, schema, self.spec.file_bytes, target.writer_name, rejected
-        )
+        name = f"{target.writer_name}-{_new_id()[:8]}"
+        return FileWriter(target.storage, folder, schema, self.spec.file_bytes, name, rejected)
 
     # --- a cycle ----------------------------------------------------------------------------------
 
     def _cycle(self, state: TableState, work: Work, seen: State) -> None:
-        good = self.writer(schema_of(self.spec.columns))
-        bad = self.writer(rejected_schema(), rejected=True)
         cut = {gap.queue for gap in work.gaps if gap.reason == "cut"}
         known = {q: at for q, at in state.rejected_offsets.items() if q not in cut}
         reached: dict[MessageQueue, int] = {}
-        for queue, epoch, batch, behind in self._source.read(work.ranges):
-            self._count(batch)
-            reached[queue] = int(batch["store_ts"][-1].value) // 1000
-            if self._decoder is None:
-                good.write(queue, epoch, batch, behind)
-                continue
-            fitting, rejected = self._decoder.split(batch)
-            good.write(queue, epoch, fitting, behind)
-            if known.get(queue, 0) > 0 and rejected.num_rows:
-                rejected = rejected.filter(pc.greater_equal(rejected["queue_offset"], known[queue]))
-            bad.write(queue, epoch, rejected, behind)
+        with (
+            self.writer(schema_of(self.spec.columns)) as good,
+            self.writer(rejected_schema(), rejected=True) as bad,
+        ):
+            for queue, epoch, batch, behind in self._source.read(work.ranges):
+                if epoch != seen.epochs[queue.broker_name]:
+                    raise TableError(
+                        f"the log of {queue.broker_name} was cut while it was read; the next turn "
+                        f"goes on where it was",
+                        str(queue),
+                    )
+                self._count(batch)
+                reached[queue] = int(batch["store_ts"][-1].value) // 1000
+                if self._decoder is None:
+                    good.write(queue, epoch, batch, behind)
+                    continue
+                fitting, rejected = self._decoder.split(batch)
+                good.write(queue, epoch, fitting, behind)
+                if known.get(queue, 0) > 0 and rejected.num_rows:
+                    there = pc.greater_equal(rejected["queue_offset"], known[queue])
+                    rejected = rejected.filter(there)
+                bad.write(queue, epoch, rejected, behind)
+            added = (*good.close(), *bad.close())
         offsets = {queue: high for queue, (_, high) in work.ranges.items()}
         for gap in work.gaps:
             behind = gap.next if gap.reason == "retention" else gap.first
             offsets[gap.queue] = max(behind, offsets.get(gap.queue, 0))
             said = (self.spec.topic, gap.first, gap.next, gap.queue, gap.reason)
             log.warning("the table of %s lacks offsets [%d, %d) of %s: %s", *said)
-        added = (*good.close(), *bad.close())
         # the epochs of before the read: a log that was cut since then is seen at the next turn
         epochs = {**state.epochs, **seen.epochs}
         self._commit(state, Change(_new_id(), added, (), offsets, epochs, work.gaps))
@@ -269,6 +279,10 @@ class Archivist:
                 return
             except (CommitRefused, TableStorageError) as error:
                 log.info("the commit to the table of %s again: %s", self.spec.topic, error)
+                upkeep = change.removed and not change.replayed
+                if not tries_left and upkeep and isinstance(error, CommitRefused):
+                    # another engine replaced these files; rows go on without that change
+                    self._state = self._unsettled = None
                 if not tries_left:
                     raise
 

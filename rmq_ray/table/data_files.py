@@ -11,13 +11,15 @@ a file that ``close`` returned is complete; files of an attempt that failed are 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
+from rmq_ray.errors import RmqError
 from rmq_ray.model.arrow import SCHEMA
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.table.rules import DataFile, file_name
@@ -33,8 +35,9 @@ REASON = pa.field("_reason", pa.string())
 
 
 class FileWriter:
-    """The files of one commit. ``folder``: in front of ``day=``; ``writer``: of this start of the
-    committer; ``rejected``: of the rows that did not fit.
+    """The files of one commit. ``folder``: in front of ``day=``; ``writer``: of this attempt of the
+    committer; ``rejected``: of the rows that did not fit. A ``with`` block that an error ends takes
+    them away again, as far as that can be done.
     """
 
     def __init__(
@@ -50,6 +53,19 @@ class FileWriter:
         self._file_bytes, self._writer, self._rejected = file_bytes, writer, rejected
         self._open: _OpenFile | None = None
         self._done: list[DataFile] = []
+        self._names: list[str] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None or not issubclass(kind, Exception):
+            return
+        if self._open is not None:
+            self._open.abandon()
+        for name in self._names:
+            with suppress(OSError, RmqError):
+                self._storage.discard(name)
 
     def write(self, queue: MessageQueue, epoch: int, batch: Any, next_offset: int) -> None:
         """Rows of one queue behind all that were written of it; ``next_offset``: behind them."""
@@ -63,9 +79,10 @@ class FileWriter:
             first = int(rows.column("queue_offset")[0].as_py())
             day = str(np.datetime64(int(days[low]), "D"))
             if self._open is not None and not self._open.takes(queue, day, self._file_bytes):
-                self._close(first if self._open.queue == queue else self._open.next)
+                self._close(first if self._open.queue == queue else 0)
             if self._open is None:
                 name = f"{self._folder}day={day}/{file_name(queue, first, epoch, self._writer)}"
+                self._names.append(name)
                 self._open = _OpenFile(self._storage, name, self._schema, queue, day, first)
             behind = next_offset if high == len(days) else int(rows["queue_offset"][-1].as_py()) + 1
             self._open.write(rows, behind)
@@ -73,12 +90,13 @@ class FileWriter:
     def close(self) -> list[DataFile]:
         """All files, complete."""
         if self._open is not None:
-            self._close(self._open.next)
+            self._close(0)
         return self._done
 
     def _close(self, next_offset: int) -> None:
         assert self._open is not None
         one, self._open = self._open, None
+        next_offset = max(next_offset, one.next)
         rows, size = one.close()
         queue = one.queue
         self._done.append(
@@ -125,7 +143,7 @@ class _OpenFile:
         self._waiting.append(rows)
         self._waiting_bytes += rows.nbytes
         self._rows += rows.num_rows
-        self.next = next_offset
+        self.next = max(self.next, next_offset)  # merged files of a log that was cut overlap
         if self._waiting_bytes >= ROW_GROUP_BYTES:
             self._flush()
 
@@ -136,6 +154,12 @@ class _OpenFile:
         with self._storage.told("written to"):
             self._parquet.close()
         return self._rows, self._storage.finish(self.name, self._stream)
+
+    def abandon(self) -> None:
+        """Nothing is written any more, not even when Python drops this."""
+        for part in (self._parquet, self._stream):
+            with suppress(OSError, ValueError):
+                part.close()
 
     def _flush(self) -> None:
         table = pa.Table.from_batches(self._waiting, self._schema)

@@ -62,6 +62,7 @@ ORPHAN_MS = 86_400_000
 ANCESTORS_MAX = 10_000
 NO_RETRY = {"commit.retry.num-retries": "0"}
 PROPERTIES = {"format-version": "2", "write.metadata.delete-after-commit.enabled": "true"}
+NAME_MAPPING = "schema.name-mapping.default"
 REJECTED = "__rejected"
 FOLDERS = ("data/", "rejected/data/")
 METADATA = ("metadata/", "rejected/metadata/")
@@ -158,8 +159,9 @@ class IcebergTable:
 
     def take_over(self) -> TableState:
         """The state that is built on from now on. Fencing is the catalog's: each commit names the
-        snapshot that it expects.
+        snapshot that it expects. Columns that were asked for and did not reach it are added.
         """
+        self.alter(self._schema)
         return self.load()
 
     def commit(self, expected: TableState, change: Change) -> TableState:
@@ -278,7 +280,7 @@ class IcebergTable:
             partition_spec=PartitionSpec(by_day),
             properties={
                 **PROPERTIES,
-                "schema.name-mapping.default": fresh.name_mapping.model_dump_json(),
+                NAME_MAPPING: fresh.name_mapping.model_dump_json(),
             },
         )
 
@@ -288,6 +290,7 @@ class IcebergTable:
 
         wanted = _pyarrow_to_schema_without_ids(schema)
         with told(self._spec):
+            self._table.refresh()
             have = {field.name: field.field_type for field in self._table.schema().fields}
             with self._table.update_schema() as update:
                 for field in wanted.fields:
@@ -296,8 +299,9 @@ class IcebergTable:
                     elif (str(have[field.name]), str(field.field_type)) in WIDENED:
                         update.update_column(field.name, field.field_type)
             mapping = self._table.schema().name_mapping.model_dump_json()
-            with self._table.transaction() as transaction:
-                transaction.set_properties({"schema.name-mapping.default": mapping})
+            if self._table.properties.get(NAME_MAPPING) != mapping:
+                with self._table.transaction() as transaction:
+                    transaction.set_properties({NAME_MAPPING: mapping})
 
     def prune(self) -> None:
         """Nothing: snapshots are expired when that is asked for."""

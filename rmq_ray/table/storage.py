@@ -76,7 +76,7 @@ class Storage:
 
     def begin(self, name: str) -> Any:
         """A stream to write a new file to; ``finish`` makes it be there."""
-        path = self.path(f"{STAGING}/{name.replace('/', '+')}" if self._staged else name)
+        path = self.path(self._staging(name) if self._staged else name)
         with self.told("written to"):
             if self._staged:
                 self.filesystem.create_dir(path.rpartition("/")[0], recursive=True)
@@ -88,7 +88,7 @@ class Storage:
             size = int(stream.tell())
             stream.close()
             if self._staged:
-                staged, final = self.path(f"{STAGING}/{name.replace('/', '+')}"), self.path(name)
+                staged, final = self.path(self._staging(name)), self.path(name)
                 self._sync(staged)
                 folder = final.rpartition("/")[0]
                 self.filesystem.create_dir(folder, recursive=True)
@@ -149,6 +149,15 @@ class Storage:
         """Nothing where it is not there."""
         with self.told("deleted from"), contextlib.suppress(FileNotFoundError):
             self.filesystem.delete_file(self.path(name))
+
+    def discard(self, name: str) -> None:
+        """A file that was begun, finished or not."""
+        if self._staged:
+            self.delete(self._staging(name))
+        self.delete(name)
+
+    def _staging(self, name: str) -> str:
+        return f"{STAGING}/{name.replace('/', '+')}"
 
     def _sync(self, path: str) -> None:
         if self._local is None:

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rmq_ray.errors import CommitterReplaced, RmqError, TableError, TableStorageError
+from rmq_ray.errors import (
+    CommitRefused,
+    CommitterReplaced,
+    OffsetOutOfRange,
+    RmqError,
+    TableError,
+    TableStorageError,
+)
+from rmq_ray.model.arrow import SCHEMA
 from rmq_ray.table.archivist import Archivist
+from rmq_ray.table.data_files import FileWriter
 from rmq_ray.table.manifest import ManifestTable
+from rmq_ray.table.rules import Change, Ranges, TableState
 from rmq_ray.table.storage import Storage
 from tests.support.tables.table_rig import (
     START_MS,
@@ -370,3 +383,78 @@ def test_files_are_closed_at_their_size(tmp_path: Path) -> None:
     archivist_at(spec, topic, "w").turn(force=True)
     files = sorted(tmp_path.glob("day=*/*.parquet"))
     assert 2 <= len(files) <= 5 and glob_rows(tmp_path) == expected_rows(topic)
+
+
+# --- attempts that failed -------------------------------------------------------------------------
+
+
+def test_files_of_an_attempt_that_failed_are_not_those_of_the_next_one(tmp_path: Path) -> None:
+    """Whoever keeps its error keeps its open files, and Python closes them when that goes."""
+    topic = filled()
+    archivist = archivist_at(spec_at(tmp_path), topic, "w")
+    read = topic.read
+
+    def broken(ranges: Ranges) -> Iterator[Any]:
+        yield next(read(ranges))
+        raise OffsetOutOfRange("the log was cut", 7, 0, 5)
+
+    topic.read = broken  # type: ignore[method-assign]
+    with pytest.raises(OffsetOutOfRange) as failed:
+        archivist.turn(force=True)
+    topic.read = read  # type: ignore[method-assign]
+    assert archivist.turn(force=True)
+    assert failed.value.__traceback__ is not None
+    del failed
+    gc.collect()
+    assert glob_rows(tmp_path) == committed_rows(tmp_path) == expected_rows(topic)
+    assert not list((tmp_path / "_rmq/staging").iterdir()), "it took away what it had begun"
+
+
+def test_a_log_that_is_cut_between_the_look_and_the_read_is_read_once(tmp_path: Path) -> None:
+    topic = filled(20, queues=1)
+    archivist = archivist_at(spec_at(tmp_path), topic, "w")
+    archivist.turn(force=True)
+    for n in range(5):
+        topic.send(0, b"old %d" % n)
+    read = topic.read
+
+    def cut(ranges: Ranges) -> Iterator[Any]:
+        topic.epoch, topic.cuts = 2, {topic.queues[0]: 15}
+        topic.rows[topic.queues[0]][15:] = [(b"new %d" % n, START_MS) for n in range(10)]
+        yield from read(ranges)
+
+    topic.read = cut  # type: ignore[method-assign]
+    with pytest.raises(TableError, match="was cut while it was read"):
+        archivist.turn(force=True)
+    topic.read = read  # type: ignore[method-assign]
+    archivist.turn(force=True)
+    offsets = [offset for _, offset, body in committed_rows(tmp_path) if body.startswith(b"new")]
+    assert offsets == list(range(15, 25))
+    assert archivist.state is not None and [gap.first for gap in archivist.state.gaps] == [15]
+
+
+def test_upkeep_that_another_engine_came_before_does_not_stop_the_rows(tmp_path: Path) -> None:
+    topic = filled()
+    archivist = archivist_at(spec_at(tmp_path), topic, "w")
+    archivist.turn(force=True)
+    target, commit = archivist._target, archivist._target.commit
+
+    def refusing(expected: TableState, change: Change) -> TableState:
+        if change.removed:
+            raise CommitRefused("files were replaced meanwhile", TOPIC)
+        return commit(expected, change)
+
+    target.commit = refusing  # type: ignore[method-assign]
+    with pytest.raises(CommitRefused):
+        archivist.replace_files(archivist.files, archivist.files)
+    topic.send(0, b"more")
+    assert archivist.turn(force=True) and committed_rows(tmp_path) == expected_rows(topic)
+
+
+def test_a_file_of_a_log_that_was_cut_covers_all_that_was_merged_into_it(tmp_path: Path) -> None:
+    topic = filled(10, queues=1)
+    queue = topic.queues[0]
+    writer = FileWriter(Storage(str(tmp_path)), "", SCHEMA, 1 << 20, "000001-w")
+    for epoch, low, high in ((1, 0, 10), (2, 4, 6)):
+        writer.write(queue, epoch, topic._batch(queue, low, high), high)
+    assert [(one.first, one.next, one.rows) for one in writer.close()] == [(0, 10, 12)]

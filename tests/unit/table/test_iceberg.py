@@ -245,6 +245,22 @@ def test_columns_are_added_and_widened_and_old_snapshots_go(
     assert one.turn(force=True) is False and len(rows(catalog)) == 2
 
 
+def test_columns_that_did_not_reach_the_catalog_are_added_by_the_next_committer(
+    tmp_path: Path, catalog: FaultyCatalog
+) -> None:
+    topic = MemoryTopic(1)
+    topic.send(0, b'{"n": 1}')
+    archivist(spec_of(tmp_path, decode="json", columns={"n": "int"}), topic, catalog, "w").turn(
+        force=True
+    )
+    topic.send(0, b'{"n": 1099511627776, "who": "ann"}')
+    wider = spec_of(tmp_path, decode="json", columns={"n": "long", "who": "string"})
+    archivist(wider, topic, catalog, "x").turn(force=True)
+    table = catalog.load_table(("default", TOPIC)).scan().to_arrow().sort_by("queue_offset")
+    assert table.column("n").to_pylist() == [1, 1 << 40]
+    assert table.column("who").to_pylist() == [None, "ann"]
+
+
 def test_upkeep_of_a_catalogs_table_keeps_each_row_once(tmp_path: Path) -> None:
     properties = {"name": "own", "type": "sql", "uri": f"sqlite:///{tmp_path}/own.db"}
     spec = spec_at(
