@@ -225,7 +225,7 @@ class SendAttempts:
 
     def _pause(self, left_ms: float) -> Decision:
         pause = self._pause_ms
-        if pause >= left_ms:
+        if 2 * pause >= left_ms:  # a repeat whose answer is not heard is less than what is known
             self._timed_out = True
             return _GIVE_UP
         self._pause_ms = min(pause * 2, BACK_OFF_MAX_MS)

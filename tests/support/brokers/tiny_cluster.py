@@ -85,8 +85,8 @@ class TinyBroker(Role):
     """Stores what is sent. ``fault(arrival, number)``: None = behave, an int = answer this code,
     "lose" = store but do not answer,
 
-    "drop" = store and close the connection, "refuse" = do not store and close. ``number`` counts
-    send requests from 0.
+    "drop" = store and close the connection, "refuse" = do not store and close; what came on it
+    behind that is not looked at. ``number`` counts send requests from 0.
     """
 
     def __init__(self, name: str) -> None:
@@ -101,6 +101,7 @@ class TinyBroker(Role):
         self.unregistered: list[dict[str, str]] = []
         self.peers: list[Any] = []
         self._held: list[tuple[Command, Any]] = []
+        self._hung_up: list[Any] = []
         self._log_end = 0
 
     @property
@@ -110,6 +111,8 @@ class TinyBroker(Role):
 
     def handle(self, command: Command, peer: Any) -> Command | None:
         self.requests[command.code] += 1
+        if peer in self._hung_up:
+            return None
         if command.code == RequestCode.HEART_BEAT:
             self.heartbeats.append(decode_heartbeat(command.body_bytes()))
             self.peers.append(peer)
@@ -131,6 +134,8 @@ class TinyBroker(Role):
         fault = self.fault(arrival, number)
         if isinstance(fault, int) and fault not in (10, 11, 12):
             return command.answer(fault, remark=f"told to answer {fault}")
+        if fault in ("refuse", "drop"):
+            self._hung_up.append(peer)
         if fault == "refuse":
             peer.close("told to")
             return None
