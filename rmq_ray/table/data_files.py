@@ -95,9 +95,10 @@ class FileWriter:
 
     def _close(self, next_offset: int) -> None:
         assert self._open is not None
-        one, self._open = self._open, None
+        one = self._open
         next_offset = max(next_offset, one.next)
         rows, size = one.close()
+        self._open = None
         queue = one.queue
         self._done.append(
             DataFile(
