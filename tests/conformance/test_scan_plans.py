@@ -14,7 +14,13 @@ from rmq_ray.client.scan.range_plan import plan_ranges
 from rmq_ray.client.scan.scan_plan import ScanOptions, ScanPlan, open_reader, plan_scan
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.codec.record import decode_record
-from rmq_ray.errors import ClientError, GroupNotFound, OffsetOutOfRange, TopicNotFound
+from rmq_ray.errors import (
+    ClientError,
+    ClusterError,
+    GroupNotFound,
+    OffsetOutOfRange,
+    TopicNotFound,
+)
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.protocol.scan.scan_positions import LikeGroup
 from tests.support.brokers.live_cluster import LiveCluster
@@ -134,7 +140,7 @@ def test_a_plan_of_ranges_reads_no_others(cluster: LiveCluster, middle_ms: int) 
     found = rows(plan_ranges(cluster, ranges, 1))
     assert found == {queue: list(range(*bounds)) for queue, bounds in ranges.items()}
     assert plan_ranges(cluster, {}, 1).splits == ()
-    with pytest.raises(ClientError, match="no queue of"):
+    with pytest.raises(ClusterError, match="not there now"):
         plan_ranges(cluster, {MessageQueue("us-orders", "broker-b", 9): (3, 4)}, 1)
 
 

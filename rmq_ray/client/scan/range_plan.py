@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from rmq_ray.client.scan.scan_plan import ScanOptions, ScanPlan, plan_scan
+from rmq_ray.errors import ClientError, ClusterError
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.ports import Discovery
 
@@ -22,16 +23,24 @@ def plan_ranges(
     options: ScanOptions | None = None,
 ) -> ScanPlan:
     """What reads [first, next) of these queues, which may be of several topics. Raises as
-    ``plan_scan``, ``ClientError`` where one of the queues is not there any more.
+    ``plan_scan``, ``ClusterError`` where one of the queues is not there now.
     """
     if not ranges:
         return ScanPlan("", ())
-    return plan_scan(
-        discovery,
-        sorted({queue.topic for queue in ranges}),
-        {queue: low for queue, (low, _) in ranges.items()},
-        {queue: high for queue, (_, high) in ranges.items()},
-        splits_wanted,
-        {queue.broker_name for queue in ranges},
-        replace(options or ScanOptions(), only_named=True),
-    )
+    try:
+        return plan_scan(
+            discovery,
+            sorted({queue.topic for queue in ranges}),
+            {queue: low for queue, (low, _) in ranges.items()},
+            {queue: high for queue, (_, high) in ranges.items()},
+            splits_wanted,
+            {queue.broker_name for queue in ranges},
+            replace(options or ScanOptions(), only_named=True),
+        )
+    except ClientError as error:
+        if error.args[1] not in map(str, ranges):
+            raise
+        raise ClusterError(  # a name server that restarts may not have it yet
+            f"{error.args[1]} is to be read and is not there now; see `rmq-ray status`",
+            error.args[1],
+        ) from error
