@@ -14,6 +14,7 @@ the process died before that; nothing is unpickled that this handle was not told
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 import weakref
@@ -23,6 +24,7 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from math import inf
+from queue import SimpleQueue
 from typing import Any
 
 from ray.util.queue import Empty, Full
@@ -32,8 +34,9 @@ from rmq_ray.actors.access_keys import SecretKey
 from rmq_ray.actors.discovery import discovery_for
 from rmq_ray.client.admin.admin import Admin
 from rmq_ray.client.messages.received import untagged_bodies
+from rmq_ray.client.pop.ack_sender import not_sent
 from rmq_ray.client.pop.patience import Patience, abandonable
-from rmq_ray.client.pop.receipts import ReceivedMessage, give_back_messages
+from rmq_ray.client.pop.receipts import ReceivedMessage, ack_messages, give_back_messages
 from rmq_ray.client.pop.simple_consumer import MESSAGES_MAX, SimpleConsumer
 from rmq_ray.client.producer.bounded_producer import BoundedProducer
 from rmq_ray.client.scan.shared_queues import first_queue
@@ -71,6 +74,10 @@ STORED_AT = 2  # of the error of a call of which other frames are stored: what i
 RETRIES_MAX = (1 << 31) - 1
 PAUSE_S = 0.005, 0.25
 _living: weakref.WeakSet[Queue] = weakref.WeakSet()
+_left_open: SimpleQueue[Queue] = SimpleQueue()
+"""For the closer: what handles were connected with that nobody has any more."""
+_closer: threading.Thread | None = None
+log = logging.getLogger("rmq_ray.queue")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +88,6 @@ class _Parts:
     producer: BoundedProducer
     consumer: SimpleConsumer
     queue: MessageQueue
-
-    def close_later(self) -> None:
-        """In a thread of its own, as whoever drops an object must not wait."""
-        with suppress(RuntimeError):  # Python ends
-            threading.Thread(target=self._close, name="rmq-queue-close", daemon=True).start()
-
-    def _close(self) -> None:
-        for part in (self.consumer, self.producer, self.admin):
-            with suppress(RmqError):
-                part.close()
 
     def untaken(self) -> int:
         """Items that nobody took, those that come again among them: as administration asks for it,
@@ -105,6 +102,32 @@ class _Parts:
             taken, end = found.get(queue, (0, 0))
             found[queue] = max(taken, stats.min_offset), max(end, stats.max_offset)
         return sum(max(0, end - taken) for taken, end in found.values())
+
+
+def _start_closer() -> None:
+    """Where it does not run, as in a forked child."""
+    global _closer
+    if _closer is None or not _closer.is_alive():
+        _closer = threading.Thread(target=_close_all, name="rmq-queue-closer", daemon=True)
+        _closer.start()
+
+
+def _close_all() -> None:
+    while True:  # ends: with the process
+        queue = _left_open.get()
+        try:
+            queue.shutdown()
+        except Exception as error:  # noqa: BLE001 - nobody waits for it
+            log.warning("items that %r had taken could not be put again: %s", queue, error)
+        del queue
+
+
+def _hand_to_closer(state: tuple[Any, ...], parts: _Parts, undelivered: deque[Any]) -> None:
+    """Whoever drops a handle must not wait, and may hold any lock."""
+    twin = Queue.__new__(Queue)
+    twin.__setstate__(state)
+    twin._parts, twin._undelivered = parts, undelivered
+    _left_open.put(twin)
 
 
 def _pickled(item: Any) -> bytes:
@@ -188,7 +211,9 @@ class Queue:
             self._dropped.detach()
             self._dropped = None
         if parts is not None:
-            self._dropped = weakref.finalize(self, parts.close_later)
+            _start_closer()
+            what = self.__getstate__(), parts, self._undelivered
+            self._dropped = weakref.finalize(self, _hand_to_closer, *what)
             self._dropped.atexit = False
 
     def __getstate__(self) -> tuple[Any, ...]:
@@ -303,7 +328,10 @@ class Queue:
         then is what this handle gets next.
         """
         wait_s = _seconds(block, timeout)
-        return await abandonable(partial(self._get, wait_s), late=self._undelivered.append)
+        return await abandonable(partial(self._get, wait_s), late=self._keep)
+
+    def _keep(self, value: Any) -> None:
+        self._undelivered.append(value)
 
     def get_nowait(self) -> Any:
         """``get`` that does not wait."""
@@ -352,19 +380,20 @@ class Queue:
             self._keep_connected(None)
         if parts is None:
             return
-        with suppress(RmqError):  # they come again when their time is over
-            give_back_messages(self._next_ahead(len(self._ahead)), wait=True)
-        parts.consumer.close()
-        early = self._next_undelivered(len(self._undelivered))
+        early: list[Any] = []
         try:
-            if early and admin is None:
-                bodies, tags = self._encoded_all(early)
-                parts.producer.send_batch(self.name, bodies, parts.queue, tags=tags)
-            early = []
+            with suppress(RmqError):  # they come again when their time is over
+                give_back_messages(self._next_ahead(len(self._ahead)), wait=True)
+            parts.consumer.close()
+            early = self._next_undelivered(len(self._undelivered))
             if admin is not None:
                 admin.delete_topic(self.name)
                 with suppress(AdminError):  # others still get: their group stays, and is empty
                     admin.delete_group(self.name)
+            elif early:
+                bodies, tags = self._encoded_all(early)
+                parts.producer.send_batch(self.name, bodies, parts.queue, tags=tags)
+            early = []
         finally:
             self._undelivered.extendleft(reversed(early))
             parts.producer.close()
@@ -437,12 +466,16 @@ class Queue:
                 values = [self._value(message) for message in found]
             self._connected().consumer.ack_all(found, wait=not self.prefetch)
         except BaseException as error:  # also interrupted
-            known = values is None or isinstance(error, ClientError | ConsumeError)
+            refused = isinstance(error, ClientError | ConsumeError) or not_sent(error)
+            known = values is None or refused
             for message, value in zip(found, values or (), strict=False):
                 if message.acknowledged or not known:
-                    self._undelivered.append(value)
+                    self._keep(value)
             if known:  # what is not taken yet is somebody else's
                 give_back_messages(found)
+            else:
+                with suppress(RmqError):
+                    ack_messages(found, wait=False)  # once more
             raise
         return values
 

@@ -26,7 +26,7 @@ from rmq_ray.client.pop.receipts import SettleTask
 from rmq_ray.client.pop.simple_consumer import SimpleConsumer
 from rmq_ray.client.producer.bounded_producer import BoundedProducer
 from rmq_ray.client.producer.producer import Producer
-from rmq_ray.errors import ReceiptStale, RequestTimeout
+from rmq_ray.errors import ConnectFailed, ConsumeError, ReceiptStale, RequestTimeout
 from tests.support.brokers.live_cluster import LiveCluster
 from tests.support.source_rules import package_modules
 from tests.support.waiting import eventually, eventually_async
@@ -267,17 +267,32 @@ def raising(error: Exception) -> Callable[..., Any]:
     return call
 
 
-def test_an_item_whose_acknowledgement_got_no_answer_is_what_this_handle_gets_next(
-    cluster: LiveCluster, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("errors", "kept"),
+    [
+        ([RequestTimeout("no answer"), ConsumeError("no master")], True),
+        ([ConnectFailed("nothing was sent"), ConsumeError("no master")], False),
+    ],
+    ids=["may be taken", "is not taken"],
+)
+def test_an_item_that_may_be_taken_is_what_this_handle_gets_next(
+    errors: list[Exception], kept: bool, cluster: LiveCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Given back it would be nobody's where the broker did write down that it is taken."""
     queue = queue_of(cluster, f"q{next(NAMES)}")
     queue.put(b"one")
-    with monkeypatch.context() as patched:
-        patched.setattr(AckSender, "_settle_at", raising(RequestTimeout("no answer")))
-        with pytest.raises(RequestTimeout):
-            queue.get(timeout=10)
-    assert queue.get_nowait() == b"one"
+    ask, left = AckSender._ask, list(errors)
+
+    def failing(*arguments: Any) -> Any:
+        if left:
+            raise left.pop(0)
+        return ask(*arguments)
+
+    monkeypatch.setattr(AckSender, "_ask", failing)
+    with pytest.raises(type(errors[0 if kept else 1])):
+        queue.get(timeout=10)
+    assert list(queue._undelivered) == [b"one"] * kept
+    assert queue.get(timeout=10) == b"one"
     queue.shutdown()
 
 
@@ -300,14 +315,19 @@ def test_items_that_were_taken_stay_with_the_handle_where_the_time_of_others_was
     queue.shutdown()
 
 
-def test_a_handle_that_nobody_has_any_more_closes_its_connections(cluster: LiveCluster) -> None:
+def test_a_handle_that_nobody_has_any_more_puts_again_what_it_took_and_closes_its_connections(
+    cluster: LiveCluster,
+) -> None:
     before = set(threading.enumerate())
-    queue = queue_of(cluster, f"q{next(NAMES)}")
+    queue = queue_of(cluster, name := f"q{next(NAMES)}")
     queue.put(b"x")
-    own = set(threading.enumerate()) - before
+    queue._keep(b"taken")
+    own = set(threading.enumerate()) - before - {durable_queue._closer}
     assert own
     del queue
     eventually(lambda: not any(thread.is_alive() for thread in own))
+    with queue_of(cluster, name) as again:
+        assert again.get_nowait_batch(2) == [b"x", b"taken"]
 
 
 def test_every_wait_with_a_lease_walks_through_one_place() -> None:

@@ -29,10 +29,12 @@ from rmq_ray.errors import (
     ClientError,
     ConnectFailed,
     ConsumeError,
+    HandshakeFailed,
     MalformedFrame,
     ReceiptStale,
     RemotingError,
     RmqError,
+    TooManyRequests,
 )
 from rmq_ray.protocol.pop import bits, mask_bytes, mask_of
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
@@ -52,6 +54,11 @@ REQUEST_MS = 3_000
 FIRST_WAIT_MS, WAIT_MS_MAX = 20.0, 200.0
 
 log = logging.getLogger("rmq_ray.client.simple")
+
+
+def not_sent(error: BaseException) -> bool:
+    """Whether nothing of a request got to a broker."""
+    return isinstance(error, ConnectFailed | HandshakeFailed | TooManyRequests)
 
 
 @dataclass(slots=True)
@@ -176,7 +183,7 @@ class AckSender:
             except RmqError as error:
                 failed.append(error)
         if failed:
-            raise failed[0]
+            raise min(failed, key=lambda error: isinstance(error, ConsumeError) or not_sent(error))
         return stale
 
     def _settle_at(self, broker_name: str, tasks: Sequence[SettleTask], deadline_ms: float) -> int:
@@ -230,7 +237,12 @@ class AckSender:
             except RemotingError as error:
                 if isinstance(error, MalformedFrame):
                     raise
-                last = error
+                if last is None or not_sent(last):  # what may be done is what is told
+                    last = error
+            except ConsumeError:
+                if last is not None and not not_sent(last):
+                    raise last from None
+                raise
             self._client.watch_route(topic)
             left_ms = deadline_ms - self._clock.monotonic_ms()
             if left_ms <= wait_ms or self._stop.wait(wait_ms / 1000):
