@@ -58,13 +58,13 @@ def master(mq: rmq.Cluster) -> dict[str, Any]:
 
 
 def when_in_sync(change: Callable[[], object]) -> None:
-    """Do what needs the other copy as soon as it has everything."""
+    """Do what needs the other copy as soon as it serves and has everything."""
     begun = time.monotonic()
     while True:
         try:
             change()
             return
-        except rmq.PromotionRefused:
+        except rmq.ClusterError:
             if time.monotonic() - begun > 60:
                 raise
         time.sleep(0.2)

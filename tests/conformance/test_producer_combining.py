@@ -67,8 +67,9 @@ def test_sends_that_find_enough_frames_out_travel_together(
 
 
 def test_while_no_thread_is_awake_more_frames_go_out_than_the_two_that_take_turns(
-    cluster: TinyCluster,
+    cluster: TinyCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    patient(monkeypatch, 3.0)
     cluster.broker.hold.clear()
     count = ALONE_MAX + 3 * (FRAMES_IDLE_MAX + 4)
     with (
