@@ -490,7 +490,7 @@ def _join_or_start_ray(options: Options, port: int | None, dashboard: bool) -> r
         click.echo("Ray was running: its dashboard is as it was started", err=True)
     try:
         options.connect_ray(head.port if head else port)
-    except ClusterError:
+    except BaseException:
         if head is not None:
             ray_head.stop(head)
         raise

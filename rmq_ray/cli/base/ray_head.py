@@ -449,9 +449,9 @@ def _note(port: int) -> Path:
 def _ray() -> str:
     beside = Path(sys.executable).with_name("ray")
     program = str(beside) if beside.exists() else shutil.which("ray")
-    if program is None:
+    if program is None or find_spec("ray") is None:  # another python's is not joined from here
         raise ClusterError(
-            "the program `ray` is not beside this python and not on PATH: "
+            "this python has no Ray, or no program `ray` beside it and on PATH: "
             "pip install 'rmq_ray[ray]' brings it"
         )
     return program

@@ -77,6 +77,15 @@ def test_an_address_that_was_given_is_taken_if_it_answers(
     assert ray_head.find("10.9.9.9:1") == "10.9.9.9:1"
 
 
+def test_another_pythons_ray_is_not_started_by_one_that_has_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its head would stay, and nobody could join it from here."""
+    monkeypatch.setattr(ray_head, "find_spec", lambda _name: None)
+    with pytest.raises(ClusterError, match=r"pip install 'rmq_ray\[ray\]'"):
+        ray_head.start(None)
+
+
 def test_an_address_of_ray_client_is_tried_before_ray_tries_it_for_half_a_minute(
     heads: list[Head], monkeypatch: pytest.MonkeyPatch
 ) -> None:
