@@ -4,13 +4,14 @@
     settle ──> one request for each broker ── no answer: 20, 40, .. 200 ms, again
                    └─> answered, or ``timeout_ms`` is over
     settle_later ──> gathered ── 5 ms, or 1,000 leases
-                   └─> the same, in the timer's thread, or the caller's
+                   └─> the same, in the broker's own thread, or the caller's
 
 Decides when a request is repeated (always safe: brokers answer a repeat as the first time) and
 which errors users see. Does not decide what is stale: the broker does.
 
 Invariants: nothing gathered is dropped but for being stale, refused, or unanswered until its time
-was over (both counted and logged).
+was over (both counted and logged); a broker that is away holds up nothing of the others but for one
+request.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.instance.outage import PASSING
@@ -61,6 +63,13 @@ def not_sent(error: BaseException) -> bool:
     return isinstance(error, ConnectFailed | HandshakeFailed | TooManyRequests)
 
 
+def _by_broker(tasks: Sequence[SettleTask]) -> dict[str, list[SettleTask]]:
+    found: dict[str, list[SettleTask]] = {}
+    for task in tasks:
+        found.setdefault(task.lease.broker_name, []).append(task)
+    return found
+
+
 @dataclass(slots=True)
 class SettleCounters:
     """Messages."""
@@ -84,7 +93,10 @@ class AckSender:
         self._later = later
         self._process = os.getpid()
         self._lock = threading.Lock()
-        self._gathered: dict[ClientLease, int] = {}
+        self._gathered: dict[str, dict[ClientLease, int]] = {}
+        """By broker."""
+        self._leaving: set[str] = set()
+        self._threads: dict[str, DelayedCalls] = {}
         self._planned = False
         self._stop = threading.Event()
         self.counters = SettleCounters()
@@ -92,7 +104,10 @@ class AckSender:
     def settle(self, tasks: Sequence[SettleTask]) -> None:
         """See ``receipts.Settler``."""
         self._check_process()
-        stale = self._settle(tasks, self._timeout_ms)
+        timeout_ms, span_ms = float(self._timeout_ms), tasks[0].delay_ms
+        if tasks[0].action is Settle.CHANGE and tasks[0].failed is None and span_ms:
+            timeout_ms = min(timeout_ms, span_ms / 3)  # who extends has others to extend
+        stale = self._settle(tasks, timeout_ms)
         if stale:
             what = "the message's time was" if stale == 1 else f"the time of {stale} messages was"
             raise ReceiptStale(
@@ -106,17 +121,51 @@ class AckSender:
         self._check_process()
         with self._lock:
             for task in tasks:
-                self._gathered[task.lease] = self._gathered.get(task.lease, 0) | task.mask
+                gathered = self._gathered.setdefault(task.lease.broker_name, {})
+                gathered[task.lease] = gathered.get(task.lease, 0) | task.mask
             planned, self._planned = self._planned, True
-            full = len(self._gathered) >= GATHERED_MAX
+            full = sum(map(len, self._gathered.values())) >= GATHERED_MAX
         if full:
             self.flush()
         elif not planned:
-            self._later.after(GATHER_MS, self.flush)
+            self._later.after(GATHER_MS, self._leave)
 
     def give_back_later(self, tasks: Sequence[SettleTask]) -> None:
         """See ``receipts.Settler``."""
-        self._later.after(0, lambda: self._give_back(tasks))
+        if os.getpid() != self._process:  # they are the parent's
+            return
+        for name, some in _by_broker(tasks).items():
+            self._thread_of(name).after(0, partial(self._give_back, some))
+
+    def _leave(self) -> None:
+        with self._lock:
+            names = [name for name in self._gathered if name not in self._leaving]
+            self._leaving.update(names)
+            self._planned = False
+        try:
+            for name in names:
+                self._thread_of(name).after(0, partial(self._leave_for, name))
+        except BaseException:  # no thread could be started
+            with self._lock:
+                self._leaving.difference_update(names)
+            raise
+
+    def _leave_for(self, name: str) -> None:
+        with self._lock:
+            gathered = self._gathered.pop(name, {})
+            self._leaving.discard(name)
+        self._tell(gathered)
+
+    def _thread_of(self, name: str) -> DelayedCalls:
+        with self._lock:
+            if self._stop.is_set():
+                return self._later
+            found = self._threads.get(name)
+            if found is None:
+                found = DelayedCalls(self._clock, f"rmq-acks-{self._group}-{name}")
+                found.start()
+                self._threads[name] = found
+            return found
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:
@@ -137,7 +186,10 @@ class AckSender:
     def flush(self) -> None:
         """What was gathered, answered on return. Never raises for it."""
         with self._lock:
-            gathered, self._gathered, self._planned = self._gathered, {}, False
+            gathered, self._gathered = self._gathered, {}
+        self._tell({lease: mask for one in gathered.values() for lease, mask in one.items()})
+
+    def _tell(self, gathered: Mapping[ClientLease, int]) -> None:
         if not gathered:
             return
         tasks = [SettleTask(lease, Settle.ACK, mask) for lease, mask in gathered.items()]
@@ -164,27 +216,41 @@ class AckSender:
         """What waits for a broker gives up within its current request."""
         self.flush()
         self._stop.set()
+        with self._lock:
+            threads, self._threads = self._threads, {}
+        for one in threads.values():
+            one.close()
 
     def _settle(self, tasks: Sequence[SettleTask], timeout_ms: float) -> int:
-        """How many receipts were stale. Raises what the first broker raised that failed, after all
-        were told.
+        """How many receipts were stale. Raises what a broker raised that failed, after all were
+        told: those that answer at once first.
         """
-        by_broker: dict[str, list[SettleTask]] = {}
-        for task in tasks:
-            by_broker.setdefault(task.lease.broker_name, []).append(task)
         stale, failed = 0, list[RmqError]()
-        for name, some in by_broker.items():
-            # one that is away takes no time from the others
-            deadline_ms = self._clock.monotonic_ms() + timeout_ms
+        away = list[tuple[str, list[SettleTask], RemotingError]]()
+        brokers, until_ms = _by_broker(tasks), self._clock.monotonic_ms() + timeout_ms
+        for name, some in brokers.items():
             try:
-                for start in range(0, len(some), SETTLEMENTS_MAX):
-                    part = some[start : start + SETTLEMENTS_MAX]
-                    stale += self._settle_at(name, part, deadline_ms)
-            except RmqError as error:
-                failed.append(error)
+                stale += self._settle_with(name, some, until_ms if len(brokers) == 1 else 0.0)
+            except (RemotingError, ConsumeError) as error:
+                if len(brokers) > 1 and isinstance(error, RemotingError):
+                    away.append((name, some, error))
+                else:
+                    failed.append(error)
+        for name, some, before in away:
+            try:
+                stale += self._settle_with(name, some, until_ms)
+            except (RemotingError, ConsumeError) as error:
+                failed.append(error if not_sent(before) else before)
         if failed:
             raise min(failed, key=lambda error: isinstance(error, ConsumeError) or not_sent(error))
         return stale
+
+    def _settle_with(self, name: str, tasks: Sequence[SettleTask], deadline_ms: float) -> int:
+        """One broker; a deadline that is over: each request once."""
+        return sum(
+            self._settle_at(name, tasks[start : start + SETTLEMENTS_MAX], deadline_ms)
+            for start in range(0, len(tasks), SETTLEMENTS_MAX)
+        )
 
     def _settle_at(self, broker_name: str, tasks: Sequence[SettleTask], deadline_ms: float) -> int:
         rows = [
@@ -232,8 +298,9 @@ class AckSender:
         wait_ms, last = FIRST_WAIT_MS, None
         while True:  # ends: at the deadline
             left_ms = deadline_ms - self._clock.monotonic_ms()
+            limit_ms = min(REQUEST_MS, left_ms if left_ms > 0 else self._timeout_ms)
             try:
-                return self._ask(broker_name, command, count, min(REQUEST_MS, left_ms))
+                return self._ask(broker_name, command, count, limit_ms)
             except RemotingError as error:
                 if isinstance(error, MalformedFrame):
                     raise

@@ -4,12 +4,14 @@ many brokers are told of while one is away.
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from typing import Any
 
 import pytest
 
 from rmq_ray.client.instance.timers import DelayedCalls
-from rmq_ray.client.pop.ack_sender import AckSender
+from rmq_ray.client.pop.ack_sender import GATHER_MS, AckSender
 from rmq_ray.client.pop.patience import Patience
 from rmq_ray.client.pop.pop_client import PopClient
 from rmq_ray.client.pop.receipts import ClientLease, SettleTask
@@ -19,6 +21,7 @@ from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Command
 from rmq_ray.remoting.wire.pops import LOST, UNTAKEN_FIELD, PopRecords, Settle, unpack_pop
 from tests.support.clients.scripted_client import ScriptedClient
+from tests.support.waiting import eventually
 
 POP = PopRecords("g", "orders", 1, 1 << 20, 30_000, 0, 0, 16, "TAG", "*")
 
@@ -124,28 +127,60 @@ def test_who_gives_a_wait_up_is_not_held_up_by_telling_the_broker() -> None:
     assert withdrawn == [attempt for attempt, _ in rig.asked()]
 
 
-@pytest.mark.parametrize("wait", [True, False])
 def test_a_broker_that_is_away_keeps_no_other_from_being_told(
-    wait: bool, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rig, told = Rig(), dict[str, float]()
+    rig, told = Rig(), list[tuple[str, float]]()
     acks = AckSender(rig.client, "g", 60_000, rig.delayed)  # type: ignore[arg-type]
+    now_ms = rig.client.clock.monotonic_ms
 
     def settle(name: str, _tasks: Any, deadline_ms: float) -> int:
-        told[name] = deadline_ms
+        told.append((name, max(0, deadline_ms - now_ms())))
         if name == "broker-a":
-            rig.client.clock.advance_ms(60_000)
             raise RequestTimeout("broker-a is away")
         return 0
 
     monkeypatch.setattr(acks, "_settle_at", settle)
+    with pytest.raises(RequestTimeout, match="broker-a is away"):
+        acks.settle(tasks_of(acks))
+    assert told == [("broker-a", 0), ("broker-b", 0), ("broker-c", 0), ("broker-a", 60_000)], (
+        "once, and again when all were asked"
+    )
+    once = told.copy()
+    told.clear()
+    acks.settle_later(tasks_of(acks))
+    acks.flush()
+    assert told == once, "flush waits for them in the same way"
+    with pytest.raises(RequestTimeout):
+        acks.settle(tasks_of(acks, Settle.CHANGE, 30_000))
+    assert told[-1] == ("broker-a", 10_000), "a third of what they are extended by"
+
+
+def test_acknowledgements_that_nobody_waits_for_wait_for_no_other_broker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig, back = Rig(), threading.Event()
+    acks = AckSender(rig.client, "g", 60_000, rig.delayed)  # type: ignore[arg-type]
+    told = list[str]()
+
+    def settle(name: str, _tasks: Any, _deadline_ms: float) -> int:
+        if name == "broker-b":
+            assert back.wait(20)
+        told.append(name)
+        return 0
+
+    monkeypatch.setattr(acks, "_settle_at", settle)
+    for turn in range(1, 4):
+        acks.settle_later(tasks_of(acks))
+        rig.client.clock.advance_ms(GATHER_MS)
+        while rig.delayed.run_due():
+            pass
+        eventually(lambda turn=turn: Counter(told) == {"broker-a": turn, "broker-c": turn})
+    back.set()
+    eventually(lambda: told.count("broker-b") == 2, "what was gathered meanwhile is one request")
+    acks.close()
+
+
+def tasks_of(acks: AckSender, action: Settle = Settle.ACK, delay_ms: int = 0) -> list[SettleTask]:
     leases = [ClientLease(f"broker-{n}", "orders", 0, 1, 1, 0, acks) for n in "abc"]
-    tasks = [SettleTask(lease, Settle.ACK, 1) for lease in leases]
-    if wait:
-        with pytest.raises(RequestTimeout, match="broker-a is away"):
-            acks.settle(tasks)
-    else:
-        acks.settle_later(tasks)
-        acks.flush()
-    assert list(told) == ["broker-a", "broker-b", "broker-c"]
-    assert told["broker-b"] == told["broker-a"] + 60_000, "each has its own time"
+    return [SettleTask(lease, action, 1, delay_ms) for lease in leases]
