@@ -189,8 +189,7 @@ class RmqTaskProcessorAdapter(TaskProcessorAdapter):
         if parts.results.find(task_id).status.final:
             return
         parts.producer.send(self._settings.revoked, task_id.encode(), keys=[task_id])
-        parts.results.write((task_id, due_ms), Status.REVOKED, 0)
-        parts.producer.flush()
+        parts.results.tell((task_id, due_ms), Status.REVOKED, 0)
 
     def get_metrics_sync(self) -> dict[str, Any]:
         """``waiting``: tasks that nobody has ended (those that run included, those whose time has

@@ -41,7 +41,6 @@ from rmq_ray.serve.verdicts import TaskOutcome, TaskVerdict, judge, lost, unread
 
 LOOK_S = 1.0
 TRIES_MAX = (1 << 31) - 1  # ours, not the consumer's
-STORED_S = 60.0
 SUSPEND_MS = 10, 30_000
 TURN_MS, LOOK_MS = 10.0, 1_000.0
 """While a breaker is open a queue comes so long behind the turn of the next try, and looks so often
@@ -243,17 +242,7 @@ class OrderedWorker:
         result: Any = None,
     ) -> None:
         """The record is durable on return. Raises ``RmqError``: the task is handed out again."""
-        stored, failed = threading.Event(), list[RmqError]()
-
-        def told(error: RmqError | None) -> None:
-            failed.extend([error] if error is not None else [])
-            stored.set()
-
-        self._results.write(key, status, tries, result, told, message.message_id)
-        if not stored.wait(STORED_S):
-            raise RmqError(f"what became of task {key[0]} could not be stored")
-        if failed:
-            raise failed[0]
+        self._results.tell(key, status, tries, result, message.message_id)
 
 
 def _later(ctx: OrderlyContext, pause_ms: float) -> Any:

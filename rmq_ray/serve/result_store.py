@@ -5,12 +5,14 @@
 Decides when a result's time is over and what is said of a task that nobody wrote about. Which of
 several records counts ``task_codec.standing`` decides. A task whose dead letter is sent again has
 the same id in another message: a property of a record may say which message it was told of.
-Invariant: what ``write`` called back for is as durable as the broker's mode says.
+Invariant: what ``write`` called back for, and ``tell`` returned for, is as durable as the broker's
+mode says.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +31,7 @@ from rmq_ray.serve.task_codec import (
 )
 
 FOUND_MAX = 64
+STORED_S = 60.0
 TOLD_OF = "told_of"
 Told = Callable[[RmqError | None], None]
 
@@ -76,6 +79,27 @@ class ResultStore:
         )
         if told is not None:
             future.add_done_callback(lambda done: told(_error(done)))
+
+    def tell(
+        self,
+        task: tuple[str, int],
+        status: Status,
+        tries: int,
+        result: Any = None,
+        message_id: str | None = None,
+    ) -> None:
+        """``write``, durable on return. Raises what it told, too."""
+        stored, failed = threading.Event(), list[RmqError]()
+
+        def told(error: RmqError | None) -> None:
+            failed.extend([error] if error is not None else [])
+            stored.set()
+
+        self.write(task, status, tries, result, told, message_id)
+        if not stored.wait(STORED_S):
+            raise RmqError(f"what became of task {task[0]} could not be stored")
+        if failed:
+            raise failed[0]
 
     def find(self, task_id: str) -> TaskRecord:
         """Its status now. ``ResultExpired`` once it is not kept any more, ``ClientError`` for what

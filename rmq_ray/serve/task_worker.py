@@ -469,11 +469,11 @@ class TaskWorker:
             self._give_back([again])
 
     def _bury(self, held: Held, verdict: TaskVerdict) -> None:
-        """A dead letter, and FAILURE."""
+        """FAILURE, and a dead letter; what cannot be told is tried again."""
         failed = verdict.action is TaskOutcome.FAILED
         group = self._settings.failed if failed else self._settings.unprocessable
         log.warning("task %s is a dead letter of %s: %s", held.key[0], group, verdict.why)
-        self._results.write(held.key, Status.FAILURE, held.tries, verdict.why)
+        self._results.tell(held.key, Status.FAILURE, held.tries, verdict.why)
         if self._settle(held, lambda: self._consumer.dead_letter(held.message, verdict.why, group)):
             self.counts["lost" if verdict.lost else "failed" if failed else "unprocessable"] += 1
 
@@ -537,6 +537,8 @@ class TaskWorker:
             self._consumer.extend_all([one.message for one in due], self._lease_ms / 1_000)
         except ReceiptStale as error:
             log.warning("tasks of %s were given to others: %s", self._settings.queue, error)
+        except RmqError as error:
+            log.warning("leases of %s were not extended: %s", self._settings.queue, error)
 
     def _look_at(self, held: Held, now_ms: float) -> None:
         ran_ms = now_ms - (held.since_ms or now_ms)

@@ -16,9 +16,11 @@ from ray.serve.schema import TaskProcessorConfig
 from rmq_ray.client.messages.listener import OrderlyContext
 from rmq_ray.client.pop.receipts import ClientLease, SettleTask
 from rmq_ray.clock import ManualClock
+from rmq_ray.errors import RmqError
 from rmq_ray.model.ids import MessageQueue
 from rmq_ray.serve.handlers import TaskHandlers
 from rmq_ray.serve.ordered_worker import OrderedWorker
+from rmq_ray.serve.result_store import ResultStore
 from rmq_ray.serve.settings import TaskSettings
 from rmq_ray.serve.task_codec import Status, Task, TaskRecord, encode_task
 from rmq_ray.serve.task_worker import Held, TaskWorker
@@ -102,6 +104,8 @@ class TaskRig:
         self.stepped: list[str] = []
         self.during: Callable[[], object] = lambda: None
         self.revoked: set[str] = set()
+        self.away: RmqError | None = None
+        """Why no record can be written."""
         handlers = TaskHandlers(60.0)
         handlers.register(self._calls, "calls")
         handlers.register(self._poison, "poison")
@@ -169,9 +173,13 @@ class TaskRig:
         told: Callable[[None], None] | None = None,
         message_id: str | None = None,
     ) -> None:
+        if self.away is not None:
+            raise self.away
         self.told.append(ToldRecord(key[0], status, tries, result, key[1], 0, message_id))
         if told is not None:
             told(None)
+
+    tell: Any = ResultStore.tell
 
     def records(self, task_id: str, message_id: str | None = None) -> list[ToldRecord]:
         kept = self.told if self.settings.adapter.result_ttl_s else []

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rmq_ray.client.messages.listener import SUCCESS
-from rmq_ray.errors import BodyUnreadable
+from rmq_ray.errors import BodyUnreadable, SendUnknown
 from rmq_ray.serve.task_codec import Status
 from rmq_ray.serve.task_worker import UNTRIED_MAX
 from tests.support.clients.task_rig import BREAKER, PAUSE_MS, TaskMessage, TaskRig
@@ -118,6 +118,20 @@ def test_a_task_that_is_cancelled_while_it_waits_does_not_begin() -> None:
     rig.step()
     assert rig.statuses(waiting[3]) == [Status.REVOKED] and rig.runs == runs
     assert waiting[3].settled == ["done"] and rig.tasks.pauses
+
+
+def test_a_failure_that_cannot_be_told_is_no_dead_letter_yet() -> None:
+    """Its status would be STARTED for as long as that is kept, and nobody would know."""
+    rig = TaskRig(breaker=None)
+    (task,) = rig.put("poison")
+    rig.away = SendUnknown("no answer")
+    rig.step()
+    assert rig.dead == [] and task.settled == [] and rig.tasks.counts["failed"] == 0
+    rig.away = None
+    rig.waiting.append(task)
+    rig.step()
+    assert rig.dead == [(task.keys[0], "ValueError: for its own sake")]
+    assert rig.statuses(task)[-1] is Status.FAILURE
 
 
 class RevokingGate(threading.Semaphore):
