@@ -192,13 +192,12 @@ class Archivist:
         return self._target.sweep(self._clock.now_ms())
 
     def writer(self, schema: Any, rejected: bool = False) -> FileWriter:
-        """For the files of a change, which no other attempt writes: a file that was left open is
-        closed when Python drops it, whatever lies under its name by then.
-        """
+        """For the files of a change."""
         target = self._target
         folder = target.rejected_folder if rejected else target.folder
-        name = f"{target.writer_name}-{_new_id()[:8]}"
-        return FileWriter(target.storage, folder, schema, self.spec.file_bytes, name, rejected)
+        return FileWriter(
+            target.storage, folder, schema, self.spec.file_bytes, target.writer_name, rejected
+        )
 
     # --- a cycle ----------------------------------------------------------------------------------
 
@@ -279,11 +278,11 @@ class Archivist:
                 return
             except (CommitRefused, TableStorageError) as error:
                 log.info("the commit to the table of %s again: %s", self.spec.topic, error)
-                upkeep = change.removed and not change.replayed
-                if not tries_left and upkeep and isinstance(error, CommitRefused):
-                    # another engine replaced these files; rows go on without that change
-                    self._state = self._unsettled = None
                 if not tries_left:
+                    upkeep = change.removed and not change.replayed
+                    if upkeep and isinstance(error, CommitRefused):
+                        # another engine replaced these files; rows go on without that change
+                        self._state = self._unsettled = None
                     raise
 
     def opened(self) -> TableState:

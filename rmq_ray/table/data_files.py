@@ -10,6 +10,7 @@ a file that ``close`` returned is complete; files of an attempt that failed are 
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Self
@@ -35,9 +36,10 @@ REASON = pa.field("_reason", pa.string())
 
 
 class FileWriter:
-    """The files of one commit. ``folder``: in front of ``day=``; ``writer``: of this attempt of the
-    committer; ``rejected``: of the rows that did not fit. A ``with`` block that an error ends takes
-    them away again, as far as that can be done.
+    """The files of one attempt to commit, whose names no other attempt has: a file that was left
+    open is closed when Python drops it, whatever lies under its name by then. ``folder``: in front
+    of ``day=``; ``writer``: of this start of the committer; ``rejected``: of the rows that did not
+    fit. A ``with`` block that an error ends takes them away again, as far as that can be done.
     """
 
     def __init__(
@@ -50,7 +52,8 @@ class FileWriter:
         rejected: bool = False,
     ) -> None:
         self._storage, self._folder, self._schema = storage, folder, schema
-        self._file_bytes, self._writer, self._rejected = file_bytes, writer, rejected
+        self._file_bytes, self._rejected = file_bytes, rejected
+        self._writer = f"{writer}-{uuid.uuid4().hex[:8]}"
         self._open: _OpenFile | None = None
         self._done: list[DataFile] = []
         self._names: list[str] = []
@@ -90,13 +93,12 @@ class FileWriter:
     def close(self) -> list[DataFile]:
         """All files, complete."""
         if self._open is not None:
-            self._close(0)
+            self._close()
         return self._done
 
-    def _close(self, next_offset: int) -> None:
+    def _close(self, next_offset: int = 0) -> None:
         assert self._open is not None
         one = self._open
-        next_offset = max(next_offset, one.next)
         rows, size = one.close()
         self._open = None
         queue = one.queue
@@ -107,7 +109,7 @@ class FileWriter:
                 queue.broker_name,
                 queue.queue_id,
                 one.first,
-                next_offset,
+                max(next_offset, one.next),
                 rows,
                 size,
                 self._rejected,

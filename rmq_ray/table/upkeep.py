@@ -7,7 +7,6 @@ Invariant: a file that is replaced is read whole before the one in its place is 
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -37,8 +36,7 @@ def rewrite(spec_text: str, run: Sequence[DataFile], writer: str) -> list[DataFi
     rejected = run[0].rejected
     schema = rejected_schema() if rejected else schema_of(spec.columns)
     folder = target.rejected_folder if rejected else target.folder
-    name = f"{writer}-{uuid.uuid4().hex[:8]}"
-    out = FileWriter(target.storage, folder, schema, spec.file_bytes, name, rejected)
+    out = FileWriter(target.storage, folder, schema, spec.file_bytes, writer, rejected)
     for one in sorted(run, key=lambda file: file.first):
         for batch in read_files(target.storage, [one.path], schema):
             if batch.num_rows:
@@ -51,10 +49,9 @@ def redecode(spec_text: str, bad: Sequence[DataFile], writer: str) -> list[DataF
     spec = TableSpec.from_json(spec_text)
     target = open_target(spec)
     decoder = BodyDecoder(spec.decode, spec.columns)
-    name = f"{writer}-{uuid.uuid4().hex[:8]}"
     made: list[DataFile] = []
     for one in sorted(bad, key=lambda f: (f.broker, f.queue_id, f.first)):
-        shared = spec.file_bytes, f"{name}-{len(made)}"
+        shared = spec.file_bytes, writer
         good = FileWriter(target.storage, target.folder, schema_of(spec.columns), *shared)
         left = FileWriter(
             target.storage, target.rejected_folder, rejected_schema(), *shared, rejected=True

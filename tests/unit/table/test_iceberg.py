@@ -289,6 +289,29 @@ def test_upkeep_of_a_catalogs_table_keeps_each_row_once(tmp_path: Path) -> None:
     catalog.engine.dispose()
 
 
+def test_a_replay_of_which_one_half_failed_is_brought_to_its_end(tmp_path: Path) -> None:
+    """Rows that stayed rejected beside their replay would be taken in again by the next one."""
+    properties = {"name": "own", "type": "sql", "uri": f"sqlite:///{tmp_path}/own.db"}
+    spec = spec_at(
+        tmp_path / "t", catalog=properties, decode="json", columns={"n": "int"}, namespace="default"
+    )
+    catalog, topic = FaultyCatalog("own", uri=properties["uri"]), MemoryTopic(1)
+    catalog.faults = Faults()
+    worker = archivist(spec, topic, catalog, "w")
+    topic.send(0, b'{"n": 1099511627776}')
+    worker.turn(force=True)
+    wider = replace(spec, columns={"n": "long"})
+    worker._target.alter(schema_of(wider.columns))
+    worker.take_spec(wider)
+    bad = [one for one in worker.files if one.rejected]
+    made = redecode(wider.to_json(), bad, "w-r")
+    catalog.faults.at = 1  # behind the table's own commit
+    worker.replace_files(bad, made, "first")
+    assert catalog.faults.at == -1 and len(rows(catalog)) == 1
+    assert rows(catalog, f"{TOPIC}__rejected") == []
+    catalog.engine.dispose()
+
+
 def test_what_dead_committers_left_is_swept_when_it_is_a_day_old_and_files_of_others_stay(
     tmp_path: Path, catalog: FaultyCatalog
 ) -> None:
