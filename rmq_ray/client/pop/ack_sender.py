@@ -2,16 +2,17 @@
 (protocol-behaviour 26).
 
     settle ──> one request for each broker ── no answer: 20, 40, .. 200 ms, again
-                   └─> answered, or ``timeout_ms`` is over
-    settle_later ──> gathered ── 5 ms, or 1,000 leases
-                   └─> the same, in the broker's own thread, or the caller's
+                   └─> answered, or the time is over
+    settle_later ──> gathered ── 5 ms ──> the same, in the broker's lane
+
+A broker's lane is a thread that tells it one thing after the other. Who settles messages of one
+broker tells it himself; of several ones, all lanes do it at the same time.
 
 Decides when a request is repeated (always safe: brokers answer a repeat as the first time) and
 which errors users see. Does not decide what is stale: the broker does.
 
 Invariants: nothing gathered is dropped but for being stale, refused, or unanswered until its time
-was over (both counted and logged); a broker that is away holds up nothing of the others but for one
-request.
+was over (both counted and logged); a broker that is away holds up nothing of another one's.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from rmq_ray.client.instance.client_instance import ClientInstance
 from rmq_ray.client.instance.outage import PASSING
@@ -38,6 +41,7 @@ from rmq_ray.errors import (
     RmqError,
     TooManyRequests,
 )
+from rmq_ray.guard import attempt
 from rmq_ray.protocol.pop import bits, mask_bytes, mask_of
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import BINARY, Command
@@ -51,11 +55,13 @@ from rmq_ray.remoting.wire.pops import (
 )
 
 GATHER_MS = 5.0
-GATHERED_MAX = 1_000  # leases; then they leave at once
 REQUEST_MS = 3_000
 FIRST_WAIT_MS, WAIT_MS_MAX = 20.0, 200.0
+EXTEND_MS_MIN = 500.0
+LATE_S = 60.0  # opening a connection has a time-out of its own
 
 log = logging.getLogger("rmq_ray.client.simple")
+Answer = TypeVar("Answer")
 
 
 def not_sent(error: BaseException) -> bool:
@@ -70,6 +76,12 @@ def _by_broker(tasks: Sequence[SettleTask]) -> dict[str, list[SettleTask]]:
     return found
 
 
+def _not_asked(broker_name: str) -> ConnectFailed:
+    return ConnectFailed(
+        f"broker {broker_name} did not answer in time to what it was told before; nothing was sent"
+    )
+
+
 @dataclass(slots=True)
 class SettleCounters:
     """Messages."""
@@ -81,23 +93,20 @@ class SettleCounters:
 
 
 class AckSender:
-    """Of one consumer. ``timeout_ms``: how long ``settle`` tries."""
+    """Of one consumer. ``timeout_ms``: how long a broker is asked again."""
 
-    def __init__(
-        self, client: ClientInstance, group: str, timeout_ms: int, later: DelayedCalls
-    ) -> None:
+    def __init__(self, client: ClientInstance, group: str, timeout_ms: int) -> None:
         self._client = client
         self._clock = client.clock
         self._group = group
         self._timeout_ms = timeout_ms
-        self._later = later
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._gathered: dict[str, dict[ClientLease, int]] = {}
         """By broker."""
         self._leaving: set[str] = set()
-        self._threads: dict[str, DelayedCalls] = {}
-        self._planned = False
+        """Brokers whose lanes are to tell what is gathered."""
+        self._lanes: dict[str, DelayedCalls] = {}
         self._stop = threading.Event()
         self.counters = SettleCounters()
 
@@ -106,8 +115,9 @@ class AckSender:
         self._check_process()
         timeout_ms, span_ms = float(self._timeout_ms), tasks[0].delay_ms
         if tasks[0].action is Settle.CHANGE and tasks[0].failed is None and span_ms:
-            timeout_ms = min(timeout_ms, span_ms / 3)  # who extends has others to extend
-        stale = self._settle(tasks, timeout_ms)
+            # who extends has others to extend
+            timeout_ms = min(timeout_ms, max(span_ms / 3, EXTEND_MS_MIN))
+        stale = self._settle(tasks, self._clock.monotonic_ms() + timeout_ms)
         if stale:
             what = "the message's time was" if stale == 1 else f"the time of {stale} messages was"
             raise ReceiptStale(
@@ -117,54 +127,84 @@ class AckSender:
             )
 
     def settle_later(self, tasks: Sequence[SettleTask]) -> None:
-        """See ``receipts.Settler``; acknowledgements only."""
+        """See ``receipts.Settler``; acknowledgements only. After ``close`` at once."""
         self._check_process()
         with self._lock:
             for task in tasks:
                 gathered = self._gathered.setdefault(task.lease.broker_name, {})
                 gathered[task.lease] = gathered.get(task.lease, 0) | task.mask
-            planned, self._planned = self._planned, True
-            full = sum(map(len, self._gathered.values())) >= GATHERED_MAX
-        if full:
-            self.flush()
-        elif not planned:
-            self._later.after(GATHER_MS, self._leave)
+            new = self._gathered.keys() - self._leaving
+            self._leaving |= new
+        for name in new:
+            self._in_lane(name, partial(self._leave_for, name), GATHER_MS)
 
     def give_back_later(self, tasks: Sequence[SettleTask]) -> None:
         """See ``receipts.Settler``."""
-        if os.getpid() != self._process:  # they are the parent's
+        if os.getpid() != self._process or self._stop.is_set():  # or they are the parent's
             return
+        until_ms = self._until()
         for name, some in _by_broker(tasks).items():
-            self._thread_of(name).after(0, partial(self._give_back, some))
+            self._in_lane(name, partial(self._give_back, some, until_ms))
 
-    def _leave(self) -> None:
+    def flush(self) -> None:
+        """What was gathered, and what lanes have in their hands, answered on return or counted as
+        unanswered. Never raises for it.
+        """
         with self._lock:
-            names = [name for name in self._gathered if name not in self._leaving]
-            self._leaving.update(names)
-            self._planned = False
-        try:
-            for name in names:
-                self._thread_of(name).after(0, partial(self._leave_for, name))
-        except BaseException:  # no thread could be started
-            with self._lock:
-                self._leaving.difference_update(names)
-            raise
+            names = self._gathered.keys() | self._lanes.keys()
+        until_ms = self._until()
+        told = [self._told(name, partial(self._leave_for, name, until_ms)) for name in names]
+        wait(told, (self._timeout_ms + REQUEST_MS) / 1000)  # for ever, where another thread closes
 
-    def _leave_for(self, name: str) -> None:
+    def close(self) -> None:
+        """What waits for a broker gives up within its current request."""
+        self.flush()
+        self._stop.set()
         with self._lock:
-            gathered = self._gathered.pop(name, {})
-            self._leaving.discard(name)
-        self._tell(gathered)
+            lanes, self._lanes = self._lanes, {}
+        for lane in lanes.values():
+            lane.close()
+        with self._lock:
+            left = list(self._gathered)
+        for name in left:
+            self._leave_for(name)
 
-    def _thread_of(self, name: str) -> DelayedCalls:
+    def _until(self) -> float:
+        return self._clock.monotonic_ms() + self._timeout_ms
+
+    def _in_lane(self, name: str, call: Callable[[], None], after_ms: float = 0) -> None:
+        """In the broker's lane; here after ``close``, and where no thread can be started."""
+        lane = self._lane(name)
+        if lane is None:
+            call()
+        else:
+            lane.after(after_ms, call)
+
+    def _told(self, name: str, call: Callable[[], Answer]) -> Future[Answer]:
+        """The same, and how it went."""
+        told = Future[Answer]()
+
+        def run() -> None:
+            if told.set_running_or_notify_cancel():
+                found, fault = attempt(call)
+                if fault is None:
+                    told.set_result(found)
+                else:
+                    told.set_exception(fault)
+
+        self._in_lane(name, run)
+        return told
+
+    def _lane(self, name: str) -> DelayedCalls | None:
         with self._lock:
-            if self._stop.is_set():
-                return self._later
-            found = self._threads.get(name)
-            if found is None:
+            found = self._lanes.get(name)
+            if found is None and not self._stop.is_set():
                 found = DelayedCalls(self._clock, f"rmq-acks-{self._group}-{name}")
-                found.start()
-                self._threads[name] = found
+                try:
+                    found.start()
+                except RuntimeError:  # this process may have no more threads
+                    return None
+                self._lanes[name] = found
             return found
 
     def _check_process(self) -> None:
@@ -175,26 +215,23 @@ class AckSender:
                 self._group,
             )
 
-    def _give_back(self, tasks: Sequence[SettleTask]) -> None:
+    def _give_back(self, tasks: Sequence[SettleTask], until_ms: float) -> None:
         try:
-            self._settle(tasks, self._timeout_ms)
+            self._settle(tasks, until_ms)
         except RmqError as error:
             log.info(
                 "messages of group %s come again when their time is over: %s", self._group, error
             )
 
-    def flush(self) -> None:
-        """What was gathered, answered on return. Never raises for it."""
+    def _leave_for(self, name: str, until_ms: float | None = None) -> None:
         with self._lock:
-            gathered, self._gathered = self._gathered, {}
-        self._tell({lease: mask for one in gathered.values() for lease, mask in one.items()})
-
-    def _tell(self, gathered: Mapping[ClientLease, int]) -> None:
+            gathered = self._gathered.pop(name, {})
+            self._leaving.discard(name)
         if not gathered:
             return
         tasks = [SettleTask(lease, Settle.ACK, mask) for lease, mask in gathered.items()]
         try:
-            stale = self._settle(tasks, self._timeout_ms)
+            stale = self._settle(tasks, self._until() if until_ms is None else until_ms)
         except RmqError as error:
             count = sum(task.mask.bit_count() for task in tasks)
             self.counters.unanswered += count
@@ -212,41 +249,32 @@ class AckSender:
                 self._group,
             )
 
-    def close(self) -> None:
-        """What waits for a broker gives up within its current request."""
-        self.flush()
-        self._stop.set()
-        with self._lock:
-            threads, self._threads = self._threads, {}
-        for one in threads.values():
-            one.close()
-
-    def _settle(self, tasks: Sequence[SettleTask], timeout_ms: float) -> int:
+    def _settle(self, tasks: Sequence[SettleTask], until_ms: float) -> int:
         """How many receipts were stale. Raises what a broker raised that failed, after all were
-        told: those that answer at once first.
+        told.
         """
+        brokers = _by_broker(tasks)
+        if len(brokers) == 1:
+            return self._settle_with(*brokers.popitem(), until_ms)
+        told = {
+            name: self._told(name, partial(self._settle_with, name, some, until_ms))
+            for name, some in brokers.items()
+        }
+        wait(told.values(), max(0.0, until_ms - self._clock.monotonic_ms()) / 1000)
         stale, failed = 0, list[RmqError]()
-        away = list[tuple[str, list[SettleTask], RemotingError]]()
-        brokers, until_ms = _by_broker(tasks), self._clock.monotonic_ms() + timeout_ms
-        for name, some in brokers.items():
+        for name, one in told.items():
+            if one.cancel():  # its lane has not come to it
+                failed.append(_not_asked(name))
+                continue
             try:
-                stale += self._settle_with(name, some, until_ms if len(brokers) == 1 else 0.0)
+                stale += one.result(LATE_S)
             except (RemotingError, ConsumeError) as error:
-                if len(brokers) > 1 and isinstance(error, RemotingError):
-                    away.append((name, some, error))
-                else:
-                    failed.append(error)
-        for name, some, before in away:
-            try:
-                stale += self._settle_with(name, some, until_ms)
-            except (RemotingError, ConsumeError) as error:
-                failed.append(error if not_sent(before) else before)
+                failed.append(error)
         if failed:
             raise min(failed, key=lambda error: isinstance(error, ConsumeError) or not_sent(error))
         return stale
 
     def _settle_with(self, name: str, tasks: Sequence[SettleTask], deadline_ms: float) -> int:
-        """One broker; a deadline that is over: each request once."""
         return sum(
             self._settle_at(name, tasks[start : start + SETTLEMENTS_MAX], deadline_ms)
             for start in range(0, len(tasks), SETTLEMENTS_MAX)
@@ -296,11 +324,9 @@ class AckSender:
         self, broker_name: str, topic: str, command: Command, count: int, deadline_ms: float
     ) -> list[bytes]:
         wait_ms, last = FIRST_WAIT_MS, None
-        while True:  # ends: at the deadline
-            left_ms = deadline_ms - self._clock.monotonic_ms()
-            limit_ms = min(REQUEST_MS, left_ms if left_ms > 0 else self._timeout_ms)
+        while (left_ms := deadline_ms - self._clock.monotonic_ms()) > 0:  # ends: at the deadline
             try:
-                return self._ask(broker_name, command, count, limit_ms)
+                return self._ask(broker_name, command, count, min(REQUEST_MS, left_ms))
             except RemotingError as error:
                 if isinstance(error, MalformedFrame):
                     raise
@@ -313,8 +339,9 @@ class AckSender:
             self._client.watch_route(topic)
             left_ms = deadline_ms - self._clock.monotonic_ms()
             if left_ms <= wait_ms or self._stop.wait(wait_ms / 1000):
-                raise last
+                break
             wait_ms = min(2 * wait_ms, WAIT_MS_MAX)
+        raise last or _not_asked(broker_name)
 
     def _ask(
         self, broker_name: str, command: Command, count: int, timeout_ms: float

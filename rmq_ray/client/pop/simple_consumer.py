@@ -332,8 +332,8 @@ class SimpleConsumer(GroupConsumer[PopEngine]):
     # --- inside -----------------------------------------------------------------------------------
 
     def _make_engine(self, client: ClientInstance) -> PopEngine:
-        delayed = DelayedCalls(self._clock, f"rmq-acks-{self._group}")
-        acks = AckSender(client, self._group, self._ack_timeout_ms, delayed)
+        delayed = DelayedCalls(self._clock, f"rmq-pops-{self._group}")
+        acks = AckSender(client, self._group, self._ack_timeout_ms)
         pops = PopClient(client, self._group, self._subscription, acks, delayed, self._namespace)
         return PopEngine(client, self._group, delayed, acks, pops)
 

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from rmq_ray.client.instance.timers import DelayedCalls
+from rmq_ray.client.pop import ack_sender
 from rmq_ray.client.pop.ack_sender import GATHER_MS, AckSender
 from rmq_ray.client.pop.patience import Patience
 from rmq_ray.client.pop.pop_client import PopClient
@@ -19,7 +21,15 @@ from rmq_ray.errors import ConnectFailed, ConsumeError, RequestTimeout
 from rmq_ray.protocol.filters.subscriptions import parse_subscription
 from rmq_ray.remoting.wire.codes import RequestCode, ResponseCode
 from rmq_ray.remoting.wire.frame import Command
-from rmq_ray.remoting.wire.pops import LOST, UNTAKEN_FIELD, PopRecords, Settle, unpack_pop
+from rmq_ray.remoting.wire.pops import (
+    LOST,
+    SETTLEMENTS_MAX,
+    UNTAKEN_FIELD,
+    PopRecords,
+    Settle,
+    pack_stale,
+    unpack_pop,
+)
 from tests.support.clients.scripted_client import ScriptedClient
 from tests.support.waiting import eventually
 
@@ -127,58 +137,168 @@ def test_who_gives_a_wait_up_is_not_held_up_by_telling_the_broker() -> None:
     assert withdrawn == [attempt for attempt, _ in rig.asked()]
 
 
-def test_a_broker_that_is_away_keeps_no_other_from_being_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    rig, told = Rig(), list[tuple[str, float]]()
-    acks = AckSender(rig.client, "g", 60_000, rig.delayed)  # type: ignore[arg-type]
-    now_ms = rig.client.clock.monotonic_ms
+SETTLED = RequestCode.SETTLE_POPPED
+Told = list[tuple[str, int, float]]
 
-    def settle(name: str, _tasks: Any, deadline_ms: float) -> int:
-        told.append((name, max(0, deadline_ms - now_ms())))
-        if name == "broker-a":
-            raise RequestTimeout("broker-a is away")
+
+@pytest.fixture
+def away() -> Iterator[threading.Event]:
+    """What keeps broker-b silent until it is set."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def told_by(acks: AckSender, away: threading.Event, monkeypatch: pytest.MonkeyPatch) -> Told:
+    """Broker, number of leases and milliseconds left, of each request that was answered."""
+    told: Told = []
+    now_ms = acks._clock.monotonic_ms
+
+    def settle(name: str, tasks: Any, deadline_ms: float) -> int:
+        left_ms = deadline_ms - now_ms()
+        if name == "broker-b":
+            assert away.wait(20)
+        told.append((name, len(tasks), left_ms))
         return 0
 
     monkeypatch.setattr(acks, "_settle_at", settle)
-    with pytest.raises(RequestTimeout, match="broker-a is away"):
-        acks.settle(tasks_of(acks))
-    assert told == [("broker-a", 0), ("broker-b", 0), ("broker-c", 0), ("broker-a", 60_000)], (
-        "once, and again when all were asked"
-    )
-    once = told.copy()
-    told.clear()
-    acks.settle_later(tasks_of(acks))
+    return told
+
+
+def settling() -> Rig:
+    """Of three brokers that take every settlement of one lease."""
+    rig = Rig()
+    rig.client.add_topic("orders", brokers=("broker-a", "broker-b", "broker-c"))
+    rig.client.answer(SETTLED, lambda command, _: command.answer(body=pack_stale([b""])))
+    return rig
+
+
+def acks_of(rig: Rig) -> AckSender:
+    return AckSender(rig.client, "g", 60_000)
+
+
+def brokers(told: Told) -> Counter[str]:
+    return Counter(name for name, _, _ in told)
+
+
+def test_a_broker_that_is_silent_keeps_no_other_from_being_told(
+    away: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig()
+    acks = acks_of(rig)
+    told = told_by(acks, away, monkeypatch)
+    waits = threading.Thread(target=acks.settle, args=(tasks_of(acks),))
+    waits.start()
+    eventually(lambda: brokers(told) == {"broker-a": 1, "broker-c": 1})
+    assert waits.is_alive() and {left for *_, left in told} == {60_000}
+    away.set()
+    waits.join(20)
+    assert brokers(told)["broker-b"] == 1
+    acks.close()
+
+
+@pytest.mark.parametrize(("span_ms", "tried_ms"), [(30_000, 10_000), (50, 500)])
+def test_who_extends_waits_no_longer_than_a_third_of_it(
+    span_ms: int, tried_ms: float, away: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig()
+    acks = acks_of(rig)
+    away.set()
+    told = told_by(acks, away, monkeypatch)
+    acks.settle(tasks_of(acks, Settle.CHANGE, span_ms))
+    acks.settle(tasks_of(acks, Settle.CHANGE, span_ms)[:1])
+    assert [left for *_, left in told] == [tried_ms] * 4
+    acks.close()
+
+
+def test_what_a_silent_broker_was_not_asked_is_told_as_not_sent_and_asked_no_more(
+    away: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig()
+    acks = acks_of(rig)
+    told = told_by(acks, away, monkeypatch)
+    acks.give_back_later(tasks_of(acks)[1:2])
+
+    def wait(*_: Any) -> None:
+        eventually(lambda: brokers(told) == {"broker-a": 1, "broker-c": 1})
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ack_sender, "wait", wait)
+        with pytest.raises(ConnectFailed, match="broker-b did not answer in time"):
+            acks.settle(tasks_of(acks))
+    away.set()
     acks.flush()
-    assert told == once, "flush waits for them in the same way"
-    with pytest.raises(RequestTimeout):
-        acks.settle(tasks_of(acks, Settle.CHANGE, 30_000))
-    assert told[-1] == ("broker-a", 10_000), "a third of what they are extended by"
+    assert brokers(told) == {"broker-a": 1, "broker-b": 1, "broker-c": 1}
+    acks.close()
 
 
 def test_acknowledgements_that_nobody_waits_for_wait_for_no_other_broker(
-    monkeypatch: pytest.MonkeyPatch,
+    away: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rig, back = Rig(), threading.Event()
-    acks = AckSender(rig.client, "g", 60_000, rig.delayed)  # type: ignore[arg-type]
-    told = list[str]()
-
-    def settle(name: str, _tasks: Any, _deadline_ms: float) -> int:
-        if name == "broker-b":
-            assert back.wait(20)
-        told.append(name)
-        return 0
-
-    monkeypatch.setattr(acks, "_settle_at", settle)
+    rig = Rig()
+    acks = acks_of(rig)
+    told = told_by(acks, away, monkeypatch)
     for turn in range(1, 4):
         acks.settle_later(tasks_of(acks))
         rig.client.clock.advance_ms(GATHER_MS)
-        while rig.delayed.run_due():
-            pass
-        eventually(lambda turn=turn: Counter(told) == {"broker-a": turn, "broker-c": turn})
-    back.set()
-    eventually(lambda: told.count("broker-b") == 2, "what was gathered meanwhile is one request")
+        eventually(lambda turn=turn: brokers(told) == {"broker-a": turn, "broker-c": turn})
+    flushes = threading.Thread(target=acks.flush)
+    flushes.start()
+    away.set()
+    flushes.join(20)
+    assert [count for name, count, _ in told if name == "broker-b"] == [1, 2], (
+        "what was gathered meanwhile is one request, and flush waits for both"
+    )
     acks.close()
+
+
+def test_acknowledgements_leave_after_very_many_too(
+    away: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig()
+    acks = acks_of(rig)
+    told = told_by(acks, away, monkeypatch)
+    for count in (10_000, 1):
+        acks.settle_later(many(acks, count))
+        rig.client.clock.advance_ms(GATHER_MS)
+        eventually(lambda count=count: told and told[-1][1] == count % SETTLEMENTS_MAX)
+    acks.close()
+
+
+@pytest.mark.parametrize("error", [ConnectFailed("no connection"), RequestTimeout("no answer")])
+def test_what_is_acknowledged_behind_the_end_is_told_at_once_or_counted(error: Exception) -> None:
+    rig = settling()
+    acks = acks_of(rig)
+    acks.settle_later(tasks_of(acks))
+    acks.close()
+    assert len(rig.client.requests(SETTLED)) == 3
+    acks.settle_later(tasks_of(acks))
+    assert len(rig.client.requests(SETTLED)) == 6 and acks.counters.acknowledged == 6
+    rig.client.answer(SETTLED, lambda *_: error)
+    acks.settle_later(tasks_of(acks))
+    assert acks.counters.unanswered == 3 and len(rig.client.requests(SETTLED)) == 9
+
+
+def test_without_another_thread_a_lane_is_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = settling()
+
+    def refuse(_lane: DelayedCalls) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(DelayedCalls, "start", refuse)
+    acks = acks_of(rig)
+    acks.settle_later(tasks_of(acks))
+    acks.settle(tasks_of(acks))
+    acks.give_back_later(tasks_of(acks))
+    assert len(rig.client.requests(SETTLED)) == 9
+    acks.close()
+
+
+def many(acks: AckSender, count: int) -> list[SettleTask]:
+    return [
+        SettleTask(ClientLease("broker-a", "orders", 0, n, 1, 0, acks), Settle.ACK, 1)
+        for n in range(count)
+    ]
 
 
 def tasks_of(acks: AckSender, action: Settle = Settle.ACK, delay_ms: int = 0) -> list[SettleTask]:
