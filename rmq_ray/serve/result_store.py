@@ -19,7 +19,14 @@ from typing import Any
 from rmq_ray.client.admin.admin import Admin
 from rmq_ray.client.producer.producer import Producer
 from rmq_ray.clock import Clock
-from rmq_ray.errors import BodyUnreadable, GroupNotFound, ResultExpired, RmqError, TopicNotFound
+from rmq_ray.errors import (
+    BodyUnreadable,
+    GroupNotFound,
+    ResultExpired,
+    RmqError,
+    SendUnknown,
+    TopicNotFound,
+)
 from rmq_ray.serve.settings import TaskSettings
 from rmq_ray.serve.task_codec import (
     Status,
@@ -88,7 +95,9 @@ class ResultStore:
         result: Any = None,
         message_id: str | None = None,
     ) -> None:
-        """``write``, durable on return. Raises what it told, too."""
+        """``write``, durable on return. Raises what it told, too; ``SendUnknown`` where nothing was
+        told.
+        """
         stored, failed = threading.Event(), list[RmqError]()
 
         def told(error: RmqError | None) -> None:
@@ -97,7 +106,7 @@ class ResultStore:
 
         self.write(task, status, tries, result, told, message_id)
         if not stored.wait(STORED_S):
-            raise RmqError(f"what became of task {task[0]} could not be stored")
+            raise SendUnknown(f"what became of task {task[0]} may not be stored")
         if failed:
             raise failed[0]
 

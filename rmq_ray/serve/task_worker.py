@@ -328,9 +328,7 @@ class TaskWorker:
             surplus = self._alive > self._concurrency + self._hung
             self._alive -= surplus
         if mine:
-            _, fault = attempt(self._carry_out, held, self._judged(held, outcome))
-            if fault is not None:  # it comes again; this thread takes the next
-                self._let_go(held, fault)
+            self._end(held, self._judged(held, outcome))
         else:
             log.warning("task %s ended after its time: its result is dropped", held.key[0])
         return not surplus
@@ -411,6 +409,12 @@ class TaskWorker:
             return True
 
     # --- settling ---------------------------------------------------------------------------------
+
+    def _end(self, held: Held, verdict: TaskVerdict) -> None:
+        """Whatever fails: the task comes again, and the thread that calls goes on."""
+        _, fault = attempt(self._carry_out, held, verdict)
+        if fault is not None:
+            self._let_go(held, fault)
 
     def _carry_out(self, held: Held, verdict: TaskVerdict) -> None:
         """Tell what became of the task; what cannot be told leaves it to come again."""
@@ -549,10 +553,24 @@ class TaskWorker:
             self._results.write(held.key, Status.STARTED, held.tries)
 
     def _give_up(self, held: Held, ran_ms: float) -> None:
-        """Its handler ran too long: another thread takes its place, unless too many hang."""
+        """Its handler ran too long: it is told as failed."""
         if not self._claim(held):
             return
         self._leave_key(held)
+        error = TaskTimedOut(f"the handler ran for {ran_ms / 1_000:.1f} s", held.key[0])
+        verdict = self._judged(held, error)
+        try:
+            self._make_room(held)
+        finally:
+            try:  # not here: a broker may take its time, and leases of others end
+                threading.Thread(
+                    target=self._end, args=(held, verdict), name="rmq-task-late", daemon=True
+                ).start()
+            except RuntimeError:  # this process may have no more threads
+                self._end(held, verdict)
+
+    def _make_room(self, held: Held) -> None:
+        """Another thread takes its place, unless too many hang."""
         with self._changed:
             self._running -= 1
             self._hung += 1
@@ -565,5 +583,3 @@ class TaskWorker:
             self._add_thread()
         else:
             self.trouble = f"{self._hung} handlers hang for over {self._timeout_ms / 1_000:g} s"
-        error = TaskTimedOut(f"the handler ran for {ran_ms / 1_000:.1f} s", held.key[0])
-        self._carry_out(held, self._judged(held, error))

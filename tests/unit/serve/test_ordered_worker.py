@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from rmq_ray.client.messages.listener import (
@@ -9,6 +11,8 @@ from rmq_ray.client.messages.listener import (
     SUCCESS,
     SUSPEND_CURRENT_QUEUE_A_MOMENT,
 )
+from rmq_ray.errors import SendUnknown
+from rmq_ray.serve import result_store
 from rmq_ray.serve.task_codec import Status
 from tests.support.clients.task_rig import BREAKER, PAUSE_MS, TaskMessage, TaskRig
 
@@ -158,3 +162,21 @@ def test_a_cancelled_task_and_one_that_nobody_can_run_do_not_wait() -> None:
     rig.clock.advance_ms(PAUSE_MS)
     assert rig.hand_out(TaskMessage("unknown"))[0] is SUCCESS
     assert rig.ordered.pauses
+
+
+def test_one_that_succeeded_and_whose_result_nobody_told_of_comes_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = TaskRig()
+    rig.gone = False
+    write = rig.write
+
+    def silent(key: Any, status: Status, *rest: Any, **more: Any) -> None:
+        if status is not Status.SUCCESS:
+            write(key, status, *rest, **more)
+
+    monkeypatch.setattr(rig, "write", silent)
+    monkeypatch.setattr(result_store, "STORED_S", 0)
+    with pytest.raises(SendUnknown):
+        rig.hand_out(TaskMessage("calls", 0))
+    assert rig.runs == 1 and not rig.dead

@@ -12,6 +12,7 @@ from rmq_ray.errors import BodyUnreadable, SendUnknown
 from rmq_ray.serve.task_codec import Status
 from rmq_ray.serve.task_worker import UNTRIED_MAX
 from tests.support.clients.task_rig import BREAKER, PAUSE_MS, TaskMessage, TaskRig
+from tests.support.waiting import eventually
 
 
 def opened(rig: TaskRig, count: int = 10) -> None:
@@ -181,14 +182,53 @@ def test_one_that_runs_too_long_while_it_is_open_waits_like_one_that_raised() ->
     rig.tasks._look_at(held, rig.clock.monotonic_ms())
     rig.clock.advance_ms(500)
     rig.tasks._look_at(held, rig.clock.monotonic_ms())
-    assert [record.status for record in rig.records(held.key[0])] == [
-        Status.PENDING,
-        Status.STARTED,
-    ]
+    eventually(
+        lambda: (
+            [record.status for record in rig.records(held.key[0])]
+            == [Status.PENDING, Status.STARTED]
+        )
+    )
     (again,) = rig.tasks._ready
     assert again is not held and again.message is held.message and len(rig.dead) == 3
     assert not rig.tasks._claim(held), "its thread has no say any more"
     rig.tasks.stop(0.0)
+
+
+def test_who_looks_after_leases_does_not_wait_for_what_became_of_one_that_ran_too_long() -> None:
+    rig = TaskRig(task_timeout_s=1.0)
+    rig.put("calls", 2)
+    rig.clock.advance_ms(1)
+    first, second = rig.tasks._next(), rig.tasks._next()
+    assert first is not None and second is not None
+    rig.tasks._alive = 2
+    away = threading.Event()
+    rig.tell = lambda *_: away.wait()
+    first.since_ms = second.since_ms = rig.clock.monotonic_ms()
+    rig.clock.advance_ms(1_000)
+    for held in (first, second):
+        rig.tasks._look_at(held, rig.clock.monotonic_ms())
+    assert rig.tasks.stats()["hung"] == 2 and not rig.dead
+    away.set()
+    eventually(lambda: len(rig.dead) == 2 and not rig.tasks._held)
+
+
+def test_one_that_ran_too_long_is_told_where_no_thread_can_be_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    rig = TaskRig(task_timeout_s=1.0)
+    rig.put("calls")
+    rig.clock.advance_ms(1)
+    held = rig.tasks._next()
+    assert held is not None
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    held.since_ms = rig.clock.monotonic_ms()
+    rig.clock.advance_ms(1_000)
+    with pytest.raises(RuntimeError):  # nobody takes its place
+        rig.tasks._look_at(held, rig.clock.monotonic_ms())
+    assert len(rig.dead) == 1 and not rig.tasks._held
 
 
 def test_a_call_that_returns_behind_its_time_says_nothing_to_the_breaker() -> None:
