@@ -279,11 +279,25 @@ class Archivist:
             except (CommitRefused, TableStorageError) as error:
                 log.info("the commit to the table of %s again: %s", self.spec.topic, error)
                 if not tries_left:
-                    upkeep = change.removed and not change.replayed
-                    if upkeep and isinstance(error, CommitRefused):
-                        # another engine replaced these files; rows go on without that change
-                        self._state = self._unsettled = None
+                    if change.removed and isinstance(error, CommitRefused):
+                        self._give_up(change)
                     raise
+
+    def _give_up(self, change: Change) -> None:
+        """Rows go on without an upkeep whose files another engine replaced. A replay comes to its
+        end while its files are there, since its rows are in the table.
+        """
+        if change.replayed:
+            there = {one.path for one in self._target.files()}
+            if all(one.path in there for one in change.removed):
+                return
+            log.warning(
+                "another engine replaced rejected rows of %s while %s was replayed: they stay "
+                "rejected beside their replay, and would be taken in again by the next one",
+                self.spec.topic,
+                change.replayed,
+            )
+        self._state = self._unsettled = None
 
     def opened(self) -> TableState:
         """Take the table over at first, and settle what is not settled."""

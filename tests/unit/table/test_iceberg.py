@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ from tests.support.tables.table_rig import (
     spec_at,
 )
 
+REJECTED_ROWS = f"{TOPIC}__rejected"
 LATE = datetime(2100, 1, 1, tzinfo=UTC)
 LEFT = "broker-a-0001-00000000000000000009-e1-g000001-dead.parquet"
 SPARKS = "store_day=2023-11-14/00000-7-0b7e2f4a-1c7e-4d57-9a38-7f5f3b0f9c11-0-00001.parquet"
@@ -62,6 +63,14 @@ class FaultyCatalog(SqlCatalog):
         result: list[Any] = []
         self.faults.step(lambda: result.append(super(FaultyCatalog, self).commit_table(*arguments)))
         return result[0]
+
+
+@dataclass(frozen=True)
+class Replaying:
+    catalog: FaultyCatalog
+    topic: MemoryTopic
+    worker: Archivist
+    replay: Callable[[], object]
 
 
 @pytest.fixture
@@ -289,8 +298,9 @@ def test_upkeep_of_a_catalogs_table_keeps_each_row_once(tmp_path: Path) -> None:
     catalog.engine.dispose()
 
 
-def test_a_replay_of_which_one_half_failed_is_brought_to_its_end(tmp_path: Path) -> None:
-    """Rows that stayed rejected beside their replay would be taken in again by the next one."""
+@pytest.fixture
+def replaying(tmp_path: Path) -> Iterator[Replaying]:
+    """A row was rejected and can be read by now."""
     properties = {"name": "own", "type": "sql", "uri": f"sqlite:///{tmp_path}/own.db"}
     spec = spec_at(
         tmp_path / "t", catalog=properties, decode="json", columns={"n": "int"}, namespace="default"
@@ -305,11 +315,31 @@ def test_a_replay_of_which_one_half_failed_is_brought_to_its_end(tmp_path: Path)
     worker.take_spec(wider)
     bad = [one for one in worker.files if one.rejected]
     made = redecode(wider.to_json(), bad, "w-r")
-    catalog.faults.at = 1  # behind the table's own commit
-    worker.replace_files(bad, made, "first")
-    assert catalog.faults.at == -1 and len(rows(catalog)) == 1
-    assert rows(catalog, f"{TOPIC}__rejected") == []
+    yield Replaying(catalog, topic, worker, lambda: worker.replace_files(bad, made, "first"))
     catalog.engine.dispose()
+
+
+def test_a_replay_of_which_one_half_failed_is_brought_to_its_end(replaying: Replaying) -> None:
+    """Rows that stayed rejected beside their replay would be taken in again by the next one."""
+    catalog = replaying.catalog
+    catalog.faults.at = 1  # behind the table's own commit
+    replaying.replay()
+    assert catalog.faults.at == -1 and len(rows(catalog)) == 1
+    assert rows(catalog, REJECTED_ROWS) == []
+
+
+def test_rows_go_on_where_another_engine_replaced_what_a_replay_removes(
+    replaying: Replaying, caplog: pytest.LogCaptureFixture
+) -> None:
+    catalog = replaying.catalog
+    theirs = catalog.load_table(f"default.{REJECTED_ROWS}")
+    theirs.overwrite(theirs.scan().to_arrow())
+    with pytest.raises(CommitRefused):
+        replaying.replay()
+    assert "they stay rejected beside their replay" in caplog.text
+    replaying.topic.send(0, b'{"n": 7}')
+    assert replaying.worker.turn(force=True)
+    assert len(rows(catalog)) == 2 and len(rows(catalog, REJECTED_ROWS)) == 1
 
 
 def test_what_dead_committers_left_is_swept_when_it_is_a_day_old_and_files_of_others_stay(
