@@ -29,6 +29,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import IO
 
 from rmq_ray.actors.remembered import directory_of_user
 from rmq_ray.clock import SYSTEM_CLOCK
@@ -182,21 +183,11 @@ def start(port: int | None, dashboard: bool = False) -> Head:
             start_new_session=True,
         )
         try:
-            code = starter.wait(START_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            code = -1
-        output.seek(0)
-        said = output.read().strip()
-    head = next((head for head in running() if head.port == chosen), None)
-    if code or head is None:
-        _end_session(starter.pid)
-        last = said.rpartition("\n")[2]  # of a traceback: what is wrong
-        raise ClusterError(
-            f"`{' '.join(command[1:])}` failed "
-            f"({'no end within 120 s' if code == -1 else code}): {last[-200:]}",
-            said[-2_000:],
-        )
-    _note(chosen).write_text(json.dumps({"port": chosen, "session_id": starter.pid}))
+            head = _started(starter, command, output, chosen)
+            _note(chosen).write_text(json.dumps({"port": chosen, "session_id": starter.pid}))
+        except BaseException:  # Ctrl-C, too
+            _end_session(starter.pid)
+            raise
     if client_port:
         head = replace(head, client=f"ray://{head.host}:{client_port}")
     if not dashboard:
@@ -439,6 +430,26 @@ def _latest() -> str | None:
 def _address_file(directory: Path) -> Path:
     """Where ``ray start`` writes the address of the last cluster that it started."""
     return directory / "ray_current_cluster"
+
+
+def _started(
+    starter: subprocess.Popen[bytes], command: list[str], output: IO[str], port: int
+) -> Head:
+    try:
+        code = starter.wait(START_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        code = -1
+    head = next((head for head in running() if head.port == port), None)
+    if code or head is None:
+        output.seek(0)
+        said = output.read().strip()
+        last = said.rpartition("\n")[2]  # of a traceback: what is wrong
+        raise ClusterError(
+            f"`{' '.join(command[1:])}` failed "
+            f"({'no end within 120 s' if code == -1 else code}): {last[-200:]}",
+            said[-2_000:],
+        )
+    return head
 
 
 def _note(port: int) -> Path:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -84,6 +85,31 @@ def test_another_pythons_ray_is_not_started_by_one_that_has_none(
     monkeypatch.setattr(ray_head, "find_spec", lambda _name: None)
     with pytest.raises(ClusterError, match=r"pip install 'rmq_ray\[ray\]'"):
         ray_head.start(None)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError("no room for a note")])
+def test_a_head_whose_start_does_not_come_to_its_end_is_ended(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no note yet, so ``down`` would not."""
+    starters: list[list[str]] = []
+    ended: list[int] = []
+
+    class Starter:
+        pid = 4711
+
+        def __init__(self, command: list[str], **_: Any) -> None:
+            starters.append(command)
+
+        def wait(self, _timeout_s: float) -> int:
+            raise error
+
+    monkeypatch.setattr(ray_head, "_checked_port", lambda _port: 7001)
+    monkeypatch.setattr(ray_head.subprocess, "Popen", Starter)
+    monkeypatch.setattr(ray_head, "_end_session", ended.append)
+    with pytest.raises(type(error)):
+        ray_head.start(None)
+    assert ended == [4711] and "--port=7001" in starters[0]
 
 
 def test_an_address_of_ray_client_is_tried_before_ray_tries_it_for_half_a_minute(
