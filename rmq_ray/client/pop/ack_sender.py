@@ -20,9 +20,9 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -76,6 +76,22 @@ def _by_broker(tasks: Sequence[SettleTask]) -> dict[str, list[SettleTask]]:
     return found
 
 
+def _kept(tasks: Sequence[SettleTask]) -> Sequence[SettleTask]:
+    """Without extensions of what was settled while they waited for their lane: they would take the
+    place of a ``nack``'s delay.
+    """
+    if not _extends(tasks[0]):
+        return tasks
+    left = [
+        replace(task, mask=task.mask & ~(task.lease.done | task.lease.returned)) for task in tasks
+    ]
+    return [task for task in left if task.mask]
+
+
+def _extends(task: SettleTask) -> bool:
+    return task.action is Settle.CHANGE and task.failed is None and task.delay_ms > 0
+
+
 def _not_asked(broker_name: str) -> ConnectFailed:
     return ConnectFailed(
         f"broker {broker_name} did not answer in time to what it was told before; nothing was sent"
@@ -114,7 +130,7 @@ class AckSender:
         """See ``receipts.Settler``."""
         self._check_process()
         timeout_ms, span_ms = float(self._timeout_ms), tasks[0].delay_ms
-        if tasks[0].action is Settle.CHANGE and tasks[0].failed is None and span_ms:
+        if _extends(tasks[0]):
             # who extends has others to extend
             timeout_ms = min(timeout_ms, max(span_ms / 3, EXTEND_MS_MIN))
         stale = self._settle(tasks, self._clock.monotonic_ms() + timeout_ms)
@@ -135,8 +151,13 @@ class AckSender:
                 gathered[task.lease] = gathered.get(task.lease, 0) | task.mask
             new = self._gathered.keys() - self._leaving
             self._leaving |= new
-        for name in new:
-            self._in_lane(name, partial(self._leave_for, name), GATHER_MS)
+        try:
+            for name in new:
+                self._in_lane(name, partial(self._leave_for, name), GATHER_MS)
+        except BaseException:  # Ctrl-C; the next call tells them
+            with self._lock:
+                self._leaving -= new
+            raise
 
     def give_back_later(self, tasks: Sequence[SettleTask]) -> None:
         """See ``receipts.Settler``."""
@@ -151,10 +172,16 @@ class AckSender:
         unanswered. Never raises for it.
         """
         with self._lock:
-            names = self._gathered.keys() | self._lanes.keys()
+            gathered, self._gathered = self._gathered, {}
+            self._leaving.clear()
+            names = gathered.keys() | self._lanes.keys()
         until_ms = self._until()
-        told = [self._told(name, partial(self._leave_for, name, until_ms)) for name in names]
-        wait(told, (self._timeout_ms + REQUEST_MS) / 1000)  # for ever, where another thread closes
+        told = [
+            self._told(name, partial(self._tell, gathered.get(name, {}), until_ms))
+            for name in names
+        ]
+        # all end by then, but for those of a lane that another thread closes
+        wait(told, (self._timeout_ms + REQUEST_MS) / 1000)
 
     def close(self) -> None:
         """What waits for a broker gives up within its current request."""
@@ -164,10 +191,7 @@ class AckSender:
             lanes, self._lanes = self._lanes, {}
         for lane in lanes.values():
             lane.close()
-        with self._lock:
-            left = list(self._gathered)
-        for name in left:
-            self._leave_for(name)
+        self.flush()  # what came meanwhile
 
     def _until(self) -> float:
         return self._clock.monotonic_ms() + self._timeout_ms
@@ -196,16 +220,18 @@ class AckSender:
         return told
 
     def _lane(self, name: str) -> DelayedCalls | None:
-        with self._lock:
-            found = self._lanes.get(name)
-            if found is None and not self._stop.is_set():
-                found = DelayedCalls(self._clock, f"rmq-acks-{self._group}-{name}")
-                try:
-                    found.start()
-                except RuntimeError:  # this process may have no more threads
-                    return None
-                self._lanes[name] = found
-            return found
+        found = self._lanes.get(name)
+        if found is None and not self._stop.is_set():
+            made = DelayedCalls(self._clock, f"rmq-acks-{self._group}-{name}")
+            try:
+                made.start()  # without the lock: signal handlers run in it
+            except RuntimeError:  # this process may have no more threads
+                return None
+            with self._lock:
+                found = None if self._stop.is_set() else self._lanes.setdefault(name, made)
+            if found is not made:
+                made.close()
+        return found
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:
@@ -223,25 +249,30 @@ class AckSender:
                 "messages of group %s come again when their time is over: %s", self._group, error
             )
 
-    def _leave_for(self, name: str, until_ms: float | None = None) -> None:
+    def _leave_for(self, name: str) -> None:
         with self._lock:
             gathered = self._gathered.pop(name, {})
             self._leaving.discard(name)
-        if not gathered:
-            return
+        self._tell(gathered, self._until())
+
+    def _tell(self, gathered: Mapping[ClientLease, int], until_ms: float) -> None:
+        """All of one broker; what is answered of them counts, whatever the others meet."""
         tasks = [SettleTask(lease, Settle.ACK, mask) for lease, mask in gathered.items()]
-        try:
-            stale = self._settle(tasks, self._until() if until_ms is None else until_ms)
-        except RmqError as error:
-            count = sum(task.mask.bit_count() for task in tasks)
-            self.counters.unanswered += count
-            log.warning(
-                "%d acknowledgements of group %s got no answer, the messages may come again: %s",
-                count,
-                self._group,
-                error,
-            )
-            return
+        stale = 0
+        for start in range(0, len(tasks), SETTLEMENTS_MAX):
+            some = tasks[start : start + SETTLEMENTS_MAX]
+            try:
+                stale += self._settle(some, until_ms)
+            except RmqError as error:
+                count = sum(task.mask.bit_count() for task in some)
+                self.counters.unanswered += count
+                log.warning(
+                    "%d acknowledgements of group %s got no answer, the messages may come again: "
+                    "%s",
+                    count,
+                    self._group,
+                    error,
+                )
         if stale:
             log.warning(
                 "%d acknowledgements of group %s came too late: the messages come again",
@@ -275,6 +306,7 @@ class AckSender:
         return stale
 
     def _settle_with(self, name: str, tasks: Sequence[SettleTask], deadline_ms: float) -> int:
+        tasks = _kept(tasks)
         return sum(
             self._settle_at(name, tasks[start : start + SETTLEMENTS_MAX], deadline_ms)
             for start in range(0, len(tasks), SETTLEMENTS_MAX)

@@ -135,8 +135,13 @@ class ReceivedMessage(MessageExt):
             raise ClientError(
                 "the message was acknowledged before; it cannot be given back", self.message_id
             )
-        self._lease.settler.settle((SettleTask(self._lease, action, bit, after_ms, failed),))
-        self._lease.returned |= bit
+        before = self._lease.returned & bit
+        self._lease.returned |= bit  # from now on nobody extends it
+        try:
+            self._lease.settler.settle((SettleTask(self._lease, action, bit, after_ms, failed),))
+        except BaseException:
+            self._lease.returned &= ~bit | before
+            raise
 
     def _check_kept(self) -> None:
         if (self._lease.done | self._lease.returned) >> self._i & 1:

@@ -177,6 +177,11 @@ def acks_of(rig: Rig) -> AckSender:
     return AckSender(rig.client, "g", 60_000)
 
 
+def ended(thread: threading.Thread) -> None:
+    thread.join(20)
+    assert not thread.is_alive()
+
+
 def brokers(told: Told) -> Counter[str]:
     return Counter(name for name, _, _ in told)
 
@@ -192,7 +197,7 @@ def test_a_broker_that_is_silent_keeps_no_other_from_being_told(
     eventually(lambda: brokers(told) == {"broker-a": 1, "broker-c": 1})
     assert waits.is_alive() and {left for *_, left in told} == {60_000}
     away.set()
-    waits.join(20)
+    ended(waits)
     assert brokers(told)["broker-b"] == 1
     acks.close()
 
@@ -242,13 +247,92 @@ def test_acknowledgements_that_nobody_waits_for_wait_for_no_other_broker(
         acks.settle_later(tasks_of(acks))
         rig.client.clock.advance_ms(GATHER_MS)
         eventually(lambda turn=turn: brokers(told) == {"broker-a": turn, "broker-c": turn})
+        if turn == 1:
+            eventually(lambda: not acks._gathered, "the lane has it in its hands")
+    away.set()
+    eventually(lambda: [count for name, count, _ in told if name == "broker-b"] == [1, 2])
+    acks.close()
+
+
+def test_flush_waits_for_what_a_lane_has_in_its_hands_and_no_longer_than_its_own_time(
+    away: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig()
+    acks = acks_of(rig)
+    told = told_by(acks, away, monkeypatch)
+    acks.settle_later(tasks_of(acks)[1:2])
+    rig.client.clock.advance_ms(GATHER_MS)
+    eventually(lambda: not acks._gathered)
+    acks.settle_later(tasks_of(acks)[1:2])
     flushes = threading.Thread(target=acks.flush)
     flushes.start()
+    eventually(lambda: len(acks._lanes["broker-b"]._heap) == 2)
+    assert flushes.is_alive() and not told
+    rig.client.clock.advance_ms(60_000)
     away.set()
-    flushes.join(20)
-    assert [count for name, count, _ in told if name == "broker-b"] == [1, 2], (
-        "what was gathered meanwhile is one request, and flush waits for both"
-    )
+    ended(flushes)
+    assert [left for *_, left in told] == [60_000, 0]
+    acks.close()
+
+
+def test_what_was_given_back_while_its_extension_waited_is_not_extended(
+    away: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its delay would be the extension."""
+    rig = Rig()
+    acks = acks_of(rig)
+    told = told_by(acks, away, monkeypatch)
+    acks.give_back_later(tasks_of(acks)[1:2])
+    tasks = tasks_of(acks, Settle.CHANGE, 30_000)
+    extends = threading.Thread(target=acks.settle, args=(tasks,))
+    extends.start()
+    eventually(lambda: brokers(told) == {"broker-a": 1, "broker-c": 1})
+    tasks[1].lease.returned |= 1
+    away.set()
+    ended(extends)
+    assert brokers(told) == {"broker-a": 1, "broker-b": 1, "broker-c": 1}
+    acks.close()
+
+
+@pytest.mark.parametrize(("count", "sent", "unanswered"), [(5_000, 2, 904), (10_000, 3, 4_096)])
+def test_what_is_answered_of_very_many_counts_and_the_rest_is_told(
+    count: int, sent: int, unanswered: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig, calls = Rig(), list[int]()
+    acks = acks_of(rig)
+
+    def settle(_name: str, tasks: Any, _deadline_ms: float) -> int:
+        calls.append(len(tasks))
+        if len(calls) == 2:
+            raise ConsumeError("refused")
+        return 0
+
+    monkeypatch.setattr(acks, "_settle_at", settle)
+    acks.settle_later(many(acks, count))
+    acks.flush()
+    assert len(calls) == sent and acks.counters.unanswered == unanswered
+    acks.close()
+
+
+def test_ctrl_c_while_a_lane_begins_leaves_what_was_gathered_to_the_next_one(
+    away: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig()
+    acks = acks_of(rig)
+    away.set()
+    told = told_by(acks, away, monkeypatch)
+
+    def interrupted(_lane: DelayedCalls) -> None:
+        assert acks._lock.acquire(blocking=False), "a signal handler may close the consumer here"
+        acks._lock.release()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(DelayedCalls, "start", interrupted)
+        acks.settle_later(many(acks, 1))
+    acks.settle_later(many(acks, 1))
+    rig.client.clock.advance_ms(GATHER_MS)
+    eventually(lambda: [count for _, count, _ in told] == [2])
     acks.close()
 
 

@@ -5,6 +5,7 @@ told.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -170,3 +171,19 @@ def test_many_are_extended_with_one_task_a_lease_and_settled_ones_are_passed_ove
     assert len(told.now) == 2, "nothing was left to ask for"
     with pytest.raises(ClientError, match="invisible"):
         extend_messages(first, 0)
+
+
+@pytest.mark.parametrize("stale", [False, True])
+def test_what_is_being_given_back_counts_as_given_back_unless_that_fails(stale: bool) -> None:
+    """Who extends looks at it meanwhile."""
+    meanwhile = list[int]()
+
+    class Asked(Told):
+        def settle(self, tasks: Sequence[SettleTask]) -> None:
+            meanwhile.append(tasks[0].lease.returned)
+            super().settle(tasks)
+
+    message = received(Asked(stale))[1]
+    with pytest.raises(ReceiptStale) if stale else nullcontext():
+        message.nack()
+    assert meanwhile == [0b010] and message._lease.returned == (0 if stale else 0b010)
