@@ -260,8 +260,10 @@ class PopQueue:
         """
         for lease in list(self._leases.values()):
             kept = bisect_left(lease.offsets, end)
-            lease.moving &= (1 << kept) - 1
-            self._close(lease, lease.open & -1 << kept)
+            lease.offsets, below = lease.offsets[:kept], (1 << kept) - 1
+            lease.moving &= below
+            lease.moved &= below
+            self._close(lease, lease.open & ~below)
         self.next_offset = min(self.next_offset, end)
 
     def _close(self, lease: Lease, mask: int) -> None:
@@ -341,8 +343,10 @@ class PopTable:
             )
             for lease_id, moved in queue.finished():
                 yield (EventKind.FINISHED, *key, lease_id, mask_bytes(moved))
-            for lease in queue.leases():
-                yield from _lease_events(key, lease)
+            leases = list(queue.leases())
+            behind = [*(lease.offsets[0] for lease in leases[1:]), queue.next_offset]
+            for lease, next_offset in zip(leases, behind, strict=False):
+                yield from _lease_events(key, lease, next_offset)
 
     def _apply(self, kind: EventKind, key: Key, arguments: Event) -> None:
         if kind is EventKind.FORGET:
@@ -450,8 +454,10 @@ def _granted(arguments: Event) -> Lease:
     return Lease(lease_id, offsets, (1 << count) - 1, deadline_ms, retries_max, int(arguments[6]))
 
 
-def _lease_events(key: Key, lease: Lease) -> Iterator[Event]:
-    """An unfinished lease; what is moving counts as open, its copy may not be durable."""
+def _lease_events(key: Key, lease: Lease, next_offset: int) -> Iterator[Event]:
+    """An unfinished lease, and where what was handed out behind it ends; what is moving counts as
+    open, its copy may not be durable.
+    """
     everything = (1 << len(lease.offsets)) - 1
     yield grant_event(
         key,
@@ -459,7 +465,7 @@ def _lease_events(key: Key, lease: Lease) -> Iterator[Event]:
         lease.deadline_ms,
         lease.retries_max,
         lease.offsets,
-        lease.offsets[-1] + 1,
+        next_offset,
         lease.attempt,
     )
     acknowledged = everything & ~lease.open & ~lease.moved

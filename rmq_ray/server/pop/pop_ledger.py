@@ -250,7 +250,7 @@ class PopLedger:
 
     def moved(self, expired: Expired) -> None:
         """The copy of an expired message is durable, or it cannot be had any more."""
-        queue = self.table.queues.get(expired.key)
+        queue = self._checked(expired.key)
         if queue is None or queue.lease(expired.lease_id) is None:
             return  # voided meanwhile
         self._record(

@@ -513,6 +513,53 @@ def test_a_restarted_broker_knows_who_has_what_and_what_was_acknowledged(tmp_pat
     second.close()
 
 
+def restarted(first: Bench, directory: Path) -> tuple[Bench, Worker]:
+    first.close()
+    second = Bench(directory, clock=first.clock, default_topic_queues=1).open(create=False)
+    second._sequence = first._sequence
+    worker = Worker(second)
+    worker.beat()
+    return second, worker
+
+
+def test_what_was_acknowledged_behind_a_message_that_is_out_stays_so_over_every_restart(
+    tmp_path: Path,
+) -> None:
+    """Each start writes the journal anew."""
+    bench = Bench(tmp_path, default_topic_queues=1).open()
+    worker = Worker(bench)
+    worker.beat()
+    bench.send(TOPIC, 0, [b"a", b"b", b"c"])
+    worker.pop(1)
+    (leased,) = worker.pop(2)
+    worker.settle(leased, 0b11)
+    for _ in range(3):
+        bench, worker = restarted(bench, tmp_path)
+        assert worker.pop() == []
+    pass_ms(bench, 31_000)
+    assert texts(worker.pop()) == [b"a"]
+    bench.close()
+
+
+def test_a_lease_that_a_cut_of_the_log_went_through_skips_nothing_after_the_next_restart(
+    tmp_path: Path,
+) -> None:
+    bench = Bench(tmp_path, default_topic_queues=1).open()
+    worker = Worker(bench)
+    worker.beat()
+    bench.send(TOPIC, 0, [b"kept"])
+    ledger, key = bench.core.pops.ledger, (GROUP, TOPIC, 0)
+    ledger.queue(key, lambda: 0)
+    ledger.grant(key, range(4), 4, PopRecords(GROUP, TOPIC, 8, 1 << 20, 30_000))
+    bench, worker = restarted(bench, tmp_path)
+    bench.send(TOPIC, 0, [b"new", b"newer"])
+    bench, worker = restarted(bench, tmp_path)
+    assert texts(worker.pop()) == [b"new", b"newer"]
+    pass_ms(bench, 31_000)
+    assert b"kept" in texts(worker.pop())
+    bench.close()
+
+
 def test_without_its_journal_a_broker_hands_out_all_from_the_commit_offset_on(
     tmp_path: Path,
 ) -> None:
@@ -639,6 +686,27 @@ def test_an_administrator_who_moves_the_offset_voids_what_is_out(
     assert texts(worker.pop()) == [b"b", b"c"]
     assert worker.settle(leased, 0b111) == 0b111
     assert commits(bench)[TOPIC] == {0: 1}
+
+
+def test_an_offset_that_was_set_stays_where_a_message_of_before_comes_again(
+    bench: Bench, worker: Worker
+) -> None:
+    bench.send(TOPIC, 0, [b"a", b"b", b"c"])
+    (leased,) = worker.pop()
+    worker.settle(leased, 0b001)
+    worker.settle(leased, 0b010, Settle.CHANGE, 0)
+    for _ in range(8):  # its copy is in the log, not on the disk
+        bench.clock.advance_ms(50)
+        bench.core.tick()
+        bench.offload.drain()
+    fields = {"consumerGroup": GROUP, "topic": TOPIC, "queueId": "0", "commitOffset": "0"}
+    assert bench.ask(Code.UPDATE_CONSUMER_OFFSET, fields).code == 0
+    store = bench.core.keeper.store
+    assert store is not None
+    store.flush()
+    bench.clock.advance_ms(50)
+    bench.core.tick()
+    assert commits(bench)[TOPIC] == {0: 0}
 
 
 def test_a_group_is_moved_while_its_workers_run_and_those_who_wait_are_served(
