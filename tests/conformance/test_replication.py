@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from rmq_ray.client.admin.admin import Admin
@@ -29,6 +30,7 @@ from rmq_ray.config import (
 )
 from rmq_ray.errors import RmqError, SendUnconfirmed, SendUnknown
 from rmq_ray.model.message import Message, SendStatus
+from rmq_ray.protocol.scan.derived_frames import DerivedFrames
 from rmq_ray.remoting.wire.codes import RequestCode
 from rmq_ray.remoting.wire.frame import BINARY, Command
 from rmq_ray.remoting.wire.records import pack_send
@@ -278,6 +280,34 @@ def test_a_restarted_sync_master_shows_nothing_that_its_slaves_have_not_confirme
                 cluster.start_slave()
                 eventually(lambda: len(reading.bodies) >= 2)
                 assert sorted(reading.bodies) == [b"one", b"two"]
+
+
+def test_a_repeat_is_acknowledged_by_a_restarted_sync_master_once_a_slave_has_what_it_repeats(
+    tmp_path: Path,
+) -> None:
+    rows = pa.table({"body": [b"one", b"two"]})
+    with ReplicatedCluster(tmp_path, 1, SYNC) as cluster:
+        cluster.in_sync()
+        with Producer("p", discovery=cluster) as producer:
+            (first,) = producer.send_arrow("orders", rows)
+
+            def send() -> object:
+                place = DerivedFrames("job/1", 0, [first.queue]).place
+                return producer.send_arrow("orders", rows, place=place)
+
+            cluster.stop_slave()
+            eventually(lambda: not cluster.replication()["enough"])
+            with pytest.raises(SendUnconfirmed):
+                send()
+            cluster.stop_master()
+            cluster.start_master()
+            with pytest.raises(SendUnconfirmed):
+                send()
+            cluster.start_slave()
+            cluster.in_sync()
+            assert send()
+            queue = first.queue
+            assert cluster.store().bounds("orders", queue.queue_id)[1] == 4, "stored once"
 
 
 class Reading:

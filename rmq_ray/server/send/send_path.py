@@ -49,6 +49,7 @@ from rmq_ray.server.send.slot_gate import SlotGate
 from rmq_ray.server.tables.group_table import GroupTable
 from rmq_ray.server.tables.storage import BrokerStorage
 from rmq_ray.server.tables.topic_table import CLIENT_DEFAULT_QUEUES, TopicTable
+from rmq_ray.store.front.message_store import MessageStore
 
 log = logging.getLogger("rmq_ray.broker.send")
 
@@ -148,6 +149,12 @@ class SendPath:
 
         self.pending_topics.wait(topic, len(body), resume)
 
+    def settled(self, store: MessageStore) -> int:
+        """Log offset up to which a send may be acknowledged now. A master that was started again
+        shows more than that: no slave may have the end of what it found.
+        """
+        return min(store.visible_offset, self.replication.settled(store.durable_offset))
+
     def when_durable(
         self, command: Command, end_offset: int, size: int, told: Callable[[int], None]
     ) -> None:
@@ -158,7 +165,7 @@ class SendPath:
         if command.flag & FLAG_ONEWAY:
             return
         store = self.keeper.store
-        settled = 0 if store is None else store.visible_offset
+        settled = 0 if store is None else self.settled(store)
         if end_offset > settled and not self.replication.enough:
             told(int(ResponseCode.SLAVE_NOT_AVAILABLE))
             return
