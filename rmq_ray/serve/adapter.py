@@ -16,6 +16,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -38,6 +39,7 @@ from rmq_ray.serve.task_worker import TaskWorker
 
 RETRIES_MAX = (1 << 31) - 1  # of the group: how often a task is tried is decided here
 ACK_S = 60.0
+SETTLED_S = 1.0
 RESULT_HOURS_MAX = 87_600
 MS_AN_HOUR = 3_600_000
 OPTIONS = "delay, countdown, eta, message_group, properties"
@@ -112,10 +114,14 @@ class RmqTaskProcessorAdapter(TaskProcessorAdapter):
     def stop_consumer(self, timeout: float = 10.0) -> None:
         """Take no more tasks, end those that run within ``timeout`` s, give back the others."""
         with self._lock:
-            workers, self._workers = self._workers, None
-        if workers is not None:
-            workers.tasks.stop(timeout)
+            workers, self._workers, parts = self._workers, None, self._parts
+        if workers is not None and parts is not None:
+            ended = workers.tasks.stop(timeout)
             workers.ordered.stop(timeout)
+            if not ended:  # some succeeded, and are acknowledged once that is written down
+                with suppress(RmqError):
+                    parts.producer.flush()
+                workers.tasks.stop(SETTLED_S)
             workers.revocations.stop()
             workers.consumer.close()
             self._handlers.close()

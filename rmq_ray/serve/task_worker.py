@@ -193,7 +193,11 @@ class TaskWorker:
 
     def _add_thread(self) -> None:
         self._alive += 1
-        threading.Thread(target=self._work, name="rmq-task", daemon=True).start()
+        try:
+            threading.Thread(target=self._work, name="rmq-task", daemon=True).start()
+        except RuntimeError:  # this process may have no more threads
+            self._alive -= 1
+            raise
 
     def _work(self) -> None:
         self._revocations.ready.wait(READY_S)

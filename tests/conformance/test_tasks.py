@@ -32,6 +32,7 @@ from rmq_ray.errors import (
     SendUnknown,
     TaskNotEncodable,
 )
+from rmq_ray.serve.task_codec import Status
 from tests.support.brokers.live_cluster import CLUSTER, SECRET, LiveCluster, LiveProcess
 from tests.support.outcomes import judging
 from tests.support.waiting import eventually
@@ -370,6 +371,30 @@ def test_a_handler_that_hangs_is_given_up_and_its_thread_replaced(
     go_on.set()
     eventually(lambda: worker.get_metrics_sync()["hung"] == 0)
     assert tasks.until(tasks.call("doubled", 2), "SUCCESS").result == 4
+
+
+def test_a_task_that_succeeded_while_its_worker_stopped_is_acknowledged(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its result is told of late, by the time the worker waits for what was sent."""
+    tasks, held = bench(), list[Callable[[None], None]]()
+    worker = tasks.work(1, doubled=doubled)
+    results, producer = worker._parts.results, worker._parts.producer
+    write = results.write
+
+    def late(task: Any, status: Status, tries: int, result: Any = None, told: Any = None) -> None:
+        if status is Status.SUCCESS:
+            held.append(told)
+            told = None
+        write(task, status, tries, result, told)
+
+    monkeypatch.setattr(results, "write", late)
+    monkeypatch.setattr(producer, "flush", lambda: held.pop()(None))
+    task_id = tasks.call("doubled", 1)
+    tasks.until(task_id, "SUCCESS")
+    worker.stop_consumer(0.0)
+    assert not held
+    eventually(lambda: tasks.caller.get_metrics_sync()["waiting"] == 0)
 
 
 def test_a_handler_that_exits_ends_nothing(bench: Callable[..., Bench]) -> None:

@@ -202,7 +202,7 @@ def test_who_looks_after_leases_does_not_wait_for_what_became_of_one_that_ran_to
     assert first is not None and second is not None
     rig.tasks._alive = 2
     away = threading.Event()
-    rig.tell = lambda *_: away.wait()
+    rig.tell = lambda *_: away.wait(20)
     first.since_ms = second.since_ms = rig.clock.monotonic_ms()
     rig.clock.advance_ms(1_000)
     for held in (first, second):
@@ -225,10 +225,12 @@ def test_one_that_ran_too_long_is_told_where_no_thread_can_be_started(
     assert held is not None
     monkeypatch.setattr(threading.Thread, "start", refuse)
     held.since_ms = rig.clock.monotonic_ms()
+    rig.tasks._alive = 1
     rig.clock.advance_ms(1_000)
-    with pytest.raises(RuntimeError):  # nobody takes its place
+    with pytest.raises(RuntimeError):
         rig.tasks._look_at(held, rig.clock.monotonic_ms())
     assert len(rig.dead) == 1 and not rig.tasks._held
+    assert rig.tasks._alive == 1, "nobody takes its place, so it goes on when its handler returns"
 
 
 def test_a_call_that_returns_behind_its_time_says_nothing_to_the_breaker() -> None:
