@@ -183,10 +183,12 @@ def start(port: int | None, dashboard: bool = False) -> Head:
             start_new_session=True,
         )
         try:
-            head = _started(starter, command, output, chosen)
+            # before it serves: whatever ends this process, ``down`` ends the head
             _note(chosen).write_text(json.dumps({"port": chosen, "session_id": starter.pid}))
+            head = _started(starter, command, output, chosen)
         except BaseException:  # Ctrl-C, too
             _end_session(starter.pid)
+            _note(chosen).unlink(missing_ok=True)
             raise
     if client_port:
         head = replace(head, client=f"ray://{head.host}:{client_port}")

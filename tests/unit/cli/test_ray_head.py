@@ -87,29 +87,35 @@ def test_another_pythons_ray_is_not_started_by_one_that_has_none(
         ray_head.start(None)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError("no room for a note")])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
 def test_a_head_whose_start_does_not_come_to_its_end_is_ended(
-    error: BaseException, monkeypatch: pytest.MonkeyPatch
+    error: type[BaseException],
+    heads: list[Head],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    """It has no note yet, so ``down`` would not."""
-    starters: list[list[str]] = []
+    """It is noted before it serves, so that ``down`` ends it where this process cannot."""
+    note = tmp_path / "7001.json" if error is KeyboardInterrupt else tmp_path / "no" / "room"
+    noted: list[str] = []
     ended: list[int] = []
 
     class Starter:
         pid = 4711
 
-        def __init__(self, command: list[str], **_: Any) -> None:
-            starters.append(command)
+        def __init__(self, _command: list[str], **_: Any) -> None: ...
 
         def wait(self, _timeout_s: float) -> int:
+            noted.append(note.read_text())
             raise error
 
     monkeypatch.setattr(ray_head, "_checked_port", lambda _port: 7001)
+    monkeypatch.setattr(ray_head, "_note", lambda _port: note)
     monkeypatch.setattr(ray_head.subprocess, "Popen", Starter)
     monkeypatch.setattr(ray_head, "_end_session", ended.append)
-    with pytest.raises(type(error)):
+    with pytest.raises(error):
         ray_head.start(None)
-    assert ended == [4711] and "--port=7001" in starters[0]
+    assert ended == [4711] and not note.exists()
+    assert [json.loads(one)["session_id"] for one in noted] == [4711] * note.parent.exists()
 
 
 def test_an_address_of_ray_client_is_tried_before_ray_tries_it_for_half_a_minute(
