@@ -56,6 +56,7 @@ class DelayService:
         self._keeper = storage.keeper
         self._writer, self._own, self._delays = writers.writer, writers.own, writers.levels
         self._levels = [_Level(level) for level in range(1, writers.levels.highest + 1)]
+        self._away: dict[int, int] = {}  # offsets of levels that are not set now, for their return
         self._waiting = [
             WaitingCounts(
                 SCHEDULE_TOPIC, queue_of_level(state.level), writers.own.is_gone, by_origin=True
@@ -69,6 +70,7 @@ class DelayService:
             offset = max(0, offsets.get(state.level, 0))
             self._levels[state.level - 1] = _Level(state.level, offset, offset)
             self._waiting[state.level - 1].reset()
+        self._away = {level: at for level, at in offsets.items() if level > len(self._levels)}
 
     def counting(self, store: MessageStore, budget: Budget) -> Look:
         """Messages that wait at any level, by the topic that they are for."""
@@ -113,11 +115,15 @@ class DelayService:
         for state in self._levels:
             while state.unsafe and state.unsafe[0][1] <= flushed:
                 state.safe_offset = state.unsafe.popleft()[0]
-        return {state.level: state.safe_offset for state in self._levels if state.safe_offset}
+        return {
+            state.level: state.safe_offset for state in self._levels if state.safe_offset
+        } | self._away
 
     def settled(self) -> dict[int, int]:
         """Level -> next offset when the whole log is on disk."""
-        return {state.level: state.next_offset for state in self._levels if state.next_offset}
+        return {
+            state.level: state.next_offset for state in self._levels if state.next_offset
+        } | self._away
 
     def _run(self, state: _Level, store: MessageStore, now_ms: int) -> bool:
         for _ in range(TURN_RECORDS_MAX):

@@ -64,9 +64,9 @@ NEVER_MS = 1 << 62
 
 @dataclass(slots=True)
 class _Unsafe:
-    """Progress that may be saved once the log is on disk up to ``end``."""
+    """(due, offset, first) that may be saved once the log is on disk up to ``end``."""
 
-    progress: tuple[int, int]
+    progress: tuple[int, int, int]
     end: int
 
 
@@ -102,8 +102,9 @@ class TimerService:
         self._life += 1  # what a scan of the life before finds is not looked at
         self._by_topic.reset()
         self.window = DueWindow(self._config.timer_window_messages)
-        self._progress = self._safe = (saved.due_ms, saved.offset)
+        self._progress = (saved.due_ms, saved.offset)
         self._first, self._cancel_from = saved.first, saved.cancel_from
+        self._safe = (*self._progress, self._first)
         self._unsafe: deque[_Unsafe] = deque()
         self._cancelled = OffsetSet()
         self._cancel_order: deque[int] = deque()
@@ -135,6 +136,7 @@ class TimerService:
             self._reset(self._snapshot())
         low, high = store.bounds(TIMER_TOPIC, WAITING)
         self._first = min(max(self._first, low), high)
+        self._safe = (*self._progress, self._first)
         self._read = high
         low, high = store.bounds(TIMER_TOPIC, CANCELLED)
         at = self._cancel_from = min(max(self._cancel_from, low), high)
@@ -155,13 +157,16 @@ class TimerService:
         if store is None or self._saved is None:
             return
         self._advance(self._keeper.covered(store.flushed_offset))
-        while self._cancel_order and self._cancel_order[0] < self._first:
+        while self._cancel_order and self._cancel_order[0] < self._safe[2]:
             self._cancelled.discard(self._cancel_order.popleft())
             self._cancel_from += 1
         now = self._snapshot()
         if now != self._saved:
             self._saved = now
             self._saver.save()
+
+    def _note(self, store: MessageStore) -> None:
+        self._unsafe.append(_Unsafe((*self._progress, self._first), store.end_offset))
 
     def _advance(self, on_disk: int) -> None:
         while self._unsafe and self._unsafe[0].end <= on_disk:
@@ -171,7 +176,7 @@ class TimerService:
         """The whole log is on disk, and nothing more is delivered: write the progress in the
         calling thread.
         """
-        self._safe = self._progress
+        self._safe = (*self._progress, self._first)
         self._unsafe.clear()
         if self._saved is not None:
             self._saver.save_now()
@@ -196,7 +201,7 @@ class TimerService:
             self._follower.save()
 
     def _snapshot(self) -> TimerProgress:
-        return TimerProgress(*self._safe, self._first, self._cancel_from)
+        return TimerProgress(*self._safe, self._cancel_from)
 
     @property
     def waiting(self) -> int:
@@ -299,7 +304,7 @@ class TimerService:
             return True
         finally:
             if self._progress != before:
-                self._unsafe.append(_Unsafe(self._progress, store.end_offset))
+                self._note(store)
 
     def _deliver_one(self, store: MessageStore, due: Due) -> None:
         record = _readable(store, due[2])
@@ -359,7 +364,7 @@ class TimerService:
         self._old.clear()
         self._read = high
         self._progress = min(self._progress, (now_ms, high - 1))
-        self._unsafe.append(_Unsafe(self._progress, store.end_offset))
+        self._note(store)
         self._cap_ms = self._writer.timer_floor_ms = now_ms
         self._mark = (store.end_offset, now_ms)
         return True
@@ -437,6 +442,7 @@ class TimerService:
             return  # it was cut meanwhile: another scan begins where it ends now
         self.window.extend(found.rows, found.end_ms)
         self._first = found.first
+        self._note(store)
         self._waiting = found.waiting + self._read - order.high - (self._gone - when[1])
         self._old.extend(found.old)
         at = order.high

@@ -217,18 +217,21 @@ def test_a_log_that_failed_is_read_again_instead_of_ending_the_broker(
 
 def test_levels_that_changed_at_a_restart_hold_for_what_waits_already(tmp_path: Path) -> None:
     """A level that became shorter delivers sooner, one that became longer later; what lies in a
-    level that is gone waits for its return.
+    level that is gone waits for its return, and what it delivered before does not come again.
     """
     bench = Bench(tmp_path, delay_levels="10s 60s 1s").open()
+    send(bench, b"before", 3)
+    assert advance(bench, 1_000) == [b"before"]
     send(bench, b"longer", 1)
     send(bench, b"shorter", 2)
     send(bench, b"gone", 3)
     bench.close()
     again = Bench(tmp_path, clock=bench.clock, delay_levels="30s 5s").open(create=False)
-    assert advance(again, 5_000) == [b"shorter"]
-    assert advance(again, 24_900) == [b"shorter"]
-    assert advance(again, 100) == [b"shorter", b"longer"]
+    assert advance(again, 5_000) == [b"before", b"shorter"]
+    assert advance(again, 24_900) == [b"before", b"shorter"]
+    assert advance(again, 100) == [b"before", b"shorter", b"longer"]
+    assert again.core.delays.offsets()[3] == 1, "slaves are told of it"
     again.close()
     third = Bench(tmp_path, clock=bench.clock, delay_levels="10s 60s 1s").open(create=False)
-    assert advance(third, 50) == [b"shorter", b"longer", b"gone"]
+    assert advance(third, 50) == [b"before", b"shorter", b"longer", b"gone"]
     third.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -193,8 +194,6 @@ def test_the_queue_of_waiting_messages_survives_being_built_anew(
     bench: Bench, tmp_path: Path
 ) -> None:
     """Due times are in the records: consume queues are derived files."""
-    import shutil
-
     send(bench, b"a", DELAY_MS=60_000)
     recalled = handle_of(send(bench, b"b", DELAY_MS=60_000))
     assert recall(bench, recalled).code == 0
@@ -510,3 +509,36 @@ def test_progress_is_saved_only_as_far_as_copies_are_on_disk(
     store.flush()
     bench.core.timed.save()
     assert bench.core.timed._snapshot().due_ms > 0
+
+
+@pytest.mark.parametrize("delay_ms", [100, 5 * HOUR_MS], ids=["delivered", "rolled"])
+def test_a_power_loss_loses_no_message_whose_copy_was_not_on_disk_behind_a_scan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, delay_ms: int
+) -> None:
+    settings: Any = {"timer_roll_hours": 1, "timer_window_ms": 600_000}
+    bench = Bench(tmp_path / "before", **settings).open()
+    send(bench, b"a", DELAY_MS=delay_ms)
+    recalled = handle_of(send(bench, b"b", DELAY_MS=delay_ms))
+    assert recall(bench, recalled).code == 0
+    store = bench.core.keeper.store
+    assert store is not None
+    store.flush()
+    on_disk = store.end_offset
+    shutil.copytree(tmp_path / "before", tmp_path / "after")
+    with monkeypatch.context() as patch:
+        patch.setattr(type(store), "flushed_offset", property(lambda self: on_disk))
+        for _ in range(14):
+            jump(bench, 300_000)
+        bench.core.timed.save()
+        saved = bench.core.timed.saved
+    store.flush()
+    bench.core.timed.save()
+    assert bench.core.timed.saved.first == 2
+    bench.close()
+    after = Bench(tmp_path / "after", clock=bench.clock, **settings)
+    after.core.timed._file.save(saved)
+    after.open(create=False)
+    for _ in range(50):
+        jump(after, 300_000)
+    assert bodies(after) == [b"a"]
+    after.close()
