@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from rmq_ray.actors.control import elections
-from rmq_ray.actors.control.elections import Election
+from rmq_ray.actors.control.elections import Election, Elections
+from rmq_ray.actors.control.plan import ClusterPlan, StartOptions, make_plan
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.errors import ClusterError, PromotionRefused, StoreFailed
 from rmq_ray.files import FileSystem
@@ -380,3 +381,26 @@ def test_the_store_of_a_member_of_the_set_is_not_given_up(tmp_path: Path) -> Non
         assert not stage.election.others_have_everything(0)
 
     assert played(tmp_path, scene)
+
+
+def planned(root: Path, replicas: int = 1) -> ClusterPlan:
+    asked = StartOptions(1, 1, root, "async", "closed", replicas=replicas)
+    return make_plan("default", asked, host="127.0.0.1", ports=(0, 0), secret=b"s")
+
+
+async def nobody_answers(*_call: object) -> None:
+    raise ClusterError("no answer")
+
+
+def test_elections_that_are_closed_twice_have_given_their_ledger_back(tmp_path: Path) -> None:
+    async def scene() -> None:
+        first = Elections(planned(tmp_path), nobody_answers)
+        await first.open(all_start=True)
+        await first.close()
+        await first.close()
+        second = Elections(planned(tmp_path), nobody_answers)
+        await second.open(all_start=True)
+        await second.close()
+        assert second.of("broker-a").is_new
+
+    asyncio.run(scene())

@@ -377,6 +377,7 @@ class Elections:
             None if plan.ledger is None else Ledger(plan.ledger, plan.cluster, FileSystem())
         )
         self._thread: ThreadOffload | None = None
+        self._closed = False
         self._elections: dict[str, Election] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -425,15 +426,16 @@ class Elections:
             self._tasks.append(spawn(self._watch_nodes(), "nodes"))
 
     async def close(self) -> None:
-        """Decide nothing more, and give the ledger back."""
+        """Decide nothing more, and give the ledger back; twice does nothing."""
         for election in self._elections.values():
             election.over = True
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=CLOSE_S)
-        if self._ledger is not None:
+        if self._ledger is not None and not self._closed:
             await self._beside(self._ledger.close)
+        self._closed = True
         if self._thread is not None:
             self._thread.close()
 
