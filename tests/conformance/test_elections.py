@@ -19,7 +19,7 @@ from rmq_ray.actors.control.plan import ClusterPlan, StartOptions, make_plan
 from rmq_ray.clock import SYSTEM_CLOCK
 from rmq_ray.errors import ClusterError, PromotionRefused, StoreFailed
 from rmq_ray.files import FileSystem
-from rmq_ray.model.replica_roles import Assignment, ReplicaReport, Role
+from rmq_ray.model.replica_roles import Assignment, ReplicaReport, Role, Standing
 from rmq_ray.protocol.election.promotion import Rules
 from rmq_ray.store.tables.ledger import Entry, Ledger
 from tests.support.faults.stopwatch import within
@@ -404,3 +404,34 @@ def test_elections_that_are_closed_twice_have_given_their_ledger_back(tmp_path: 
         assert second.of("broker-a").is_new
 
     asyncio.run(scene())
+
+
+def has_led(root: Path, master: int, members: tuple[int, ...], cluster: str = "default") -> Ledger:
+    """The ledger of a cluster that was stopped."""
+    ledger = Ledger(str(root / "controller"), cluster, FileSystem())
+    ledger.open()
+    told = Assignment("broker-a", 5, master, f"host:{master}", members, 1)
+    ledger.write("broker-a", Entry(Standing(told, master), {2: "store-2"}))
+    ledger.close()
+    return ledger
+
+
+def members_after_a_start(root: Path, replicas: int) -> dict[str, object]:
+    """Broker name -> its sync state set, once the controller took over the ledger."""
+
+    async def scene() -> dict[str, object]:
+        found = Elections(planned(root, replicas), nobody_answers)
+        try:
+            await found.open(all_start=True)
+            return {name: status["sync_state_set"] for name, status in found.status().items()}
+        finally:
+            await found.close()
+
+    return asyncio.run(scene())
+
+
+def test_that_a_slave_was_removed_is_on_the_disk_before_anybody_is_attended(tmp_path: Path) -> None:
+    ledger = has_led(tmp_path, 0, (0, 1, 2))
+    assert members_after_a_start(tmp_path, 1) == {"broker-a": [0, 1]}
+    left = Assignment("broker-a", 5, 0, "host:0", (0, 1), 2)
+    assert ledger.read("broker-a") == Entry(Standing(left, 0), {2: "store-2"})

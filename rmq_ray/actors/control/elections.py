@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -31,7 +32,7 @@ from rmq_ray.errors import ClusterError, PromotionRefused, RmqError, StoreError,
 from rmq_ray.files import FileSystem
 from rmq_ray.model.replica_roles import Assignment, ReplicaReport, Role, Standing
 from rmq_ray.protocol.election.promotion import Rules
-from rmq_ray.protocol.election.succession import Call, Succession
+from rmq_ray.protocol.election.succession import Call, Succession, without_removed
 from rmq_ray.server.base.offload import ThreadOffload
 from rmq_ray.store.tables.ledger import Entry, Ledger
 
@@ -385,8 +386,8 @@ class Elections:
         """Lock and read the ledger; waits while a controller that ends now still has it.
         ``all_start``: the replicas' actors are made now, too.
 
-        Raises the ledger's errors; then it may be called again. Once it has returned, it does
-        nothing.
+        Raises the ledger's errors, and ``ConfigError`` where all were removed that may be elected;
+        then it may be called again. Once it has returned, it does nothing.
         """
         if self._ledger is None or self._elections:
             return
@@ -402,10 +403,10 @@ class Elections:
         grace_ms = START_GRACE_MS if all_start else 0.0
         found: dict[str, Election] = {}
         for name in self._plan.replicas:
-            entry = await self._beside(partial(self._ledger.read, name))
+            rules = rules_of(self._plan, name)
             found[name] = Election(
-                rules_of(self._plan, name),
-                entry,
+                rules,
+                await self._entry(self._ledger, rules),
                 self._write,
                 partial(self._ask, name),
                 SYSTEM_CLOCK,
@@ -485,6 +486,15 @@ class Elections:
                 continue
             for election in self._elections.values():
                 election.nodes_died(dead)
+
+    async def _entry(self, ledger: Ledger, rules: Rules) -> Entry:
+        """What the ledger has of the replicas that the plan has."""
+        entry = await self._beside(partial(ledger.read, rules.broker_name))
+        standing = without_removed(rules, entry.standing)
+        if standing != entry.standing:
+            entry = replace(entry, standing=standing)
+            await self._write(rules.broker_name, entry)
+        return entry
 
     async def _write(self, broker_name: str, entry: Entry) -> None:
         assert self._ledger is not None

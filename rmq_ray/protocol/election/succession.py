@@ -7,23 +7,24 @@ calls and its clock.
         └── proposal of the master: another sync state set, version + 1
 
 Decides: when an epoch ends, what is written to the ledger next (``step``), what each replica is
-told now (``call_for``). Whom to elect is in ``protocol.election.promotion``. Does not decide: how
-calls and disks fail. Called by ``actors.control.elections``, which writes what ``step`` returns,
-then calls ``fsynced``: nothing else changes what replicas are told.
+told now (``call_for``), what a ledger is worth after replicas were removed (``without_removed``).
+Whom to elect is in ``protocol.election.promotion``. Does not decide: how calls and disks fail.
+Called by ``actors.control.elections``, which writes what ``step`` returns, then calls ``fsynced``:
+nothing else changes what replicas are told.
 
 Invariants: nobody is told what ``fsynced`` did not confirm; an epoch has one master for ever; a
-sync state set changes only by a proposal that knew the newest one. Safe leases follow from: a
-master needs a fresh poll of every slave of its set (proposed ones included), a slave that polled
-promised not to be promoted for ``LEASE_MS``, and only a member whose promise is over is elected in
-place of a master that did not say that it is deposed.
+sync state set changes only by a proposal that knew the newest one, or where a member was removed
+while nobody ran. Safe leases follow from: a master needs a fresh poll of every slave of its set
+(proposed ones included), a slave that polled promised not to be promoted for ``LEASE_MS``, and only
+a member whose promise is over is elected in place of a master that did not say that it is deposed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from rmq_ray.errors import PromotionRefused
+from rmq_ray.errors import ConfigError, PromotionRefused
 from rmq_ray.model.replica_roles import Assignment, ReplicaReport, Role, Standing
 from rmq_ray.protocol.election.promotion import Answer, Order, Rules, elect, newest_epoch
 
@@ -44,8 +45,9 @@ class _Replica:
 
 
 class Succession:
-    """Of one broker name. ``known``: what the ledger had, None = nothing. ``grace_ms``: so long
-    every replica needs to start. All times are monotonic ms.
+    """Of one broker name. ``known``: what the ledger has of replicas that exist
+    (``without_removed``), None = nothing. ``grace_ms``: so long every replica needs to start. All
+    times are monotonic ms.
     """
 
     def __init__(
@@ -407,3 +409,30 @@ class Succession:
             "automatic": self.rules.automatic,
             "replicas": replicas,
         }
+
+
+def without_removed(rules: Rules, known: Standing | None) -> Standing | None:
+    """What a ledger is worth once replicas were removed: it must be on the disk before anybody is
+    told of it. Only members that are left may be elected: nobody else has all that was
+    acknowledged. Where the master is gone, all of them must report.
+
+    ``ConfigError`` where none is left.
+    """
+    if known is None:
+        return None
+    old = known.assignment
+    left = tuple(number for number in old.sync_state_set if number < rules.replicas)
+    if left == old.sync_state_set:
+        return known
+    if not left:
+        raise ConfigError(
+            f"{rules.broker_name}: replicas {list(old.sync_state_set)} were removed, and only they "
+            f"have all acknowledged messages for certain: put them back and start; once another "
+            f"one is in sync (`rmq-ray broker list`) or promoted with force, they may be removed",
+            rules.broker_name,
+        )
+    leader = known.former if old.master is None else old.master
+    if leader is None or leader < rules.replicas:
+        cut = replace(old, sync_state_set=left, version=old.version + 1)
+        return Standing(cut, known.former)
+    return Standing(Assignment(old.broker_name, old.master_epoch + 1, None, None, left), None)

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from rmq_ray.errors import PromotionRefused
+from rmq_ray.errors import ConfigError, PromotionRefused
 from rmq_ray.model.replica_roles import Assignment, ReplicaReport, Role, Standing
 from rmq_ray.protocol.election.promotion import GATHER_MS, MORE_REPORTS_MS, Rules
 from rmq_ray.protocol.election.replication import LEASE_MS
-from rmq_ray.protocol.election.succession import PROMOTION_MS, Succession
+from rmq_ray.protocol.election.succession import PROMOTION_MS, Succession, without_removed
 
 RULES = Rules("b", 3, synchronous=True)
 
@@ -116,6 +116,68 @@ def test_a_ledger_that_is_older_than_its_replicas_is_not_believed() -> None:
     assert rules.standing.former is None
     assert rules.standing.assignment.master_epoch == 4
     assert rules.standing.assignment.sync_state_set == (0, 1, 2)
+
+
+# --- replicas that were removed ---
+
+
+def of_two(
+    master: int | None, members: tuple[int, ...], former: int | None = None
+) -> Standing | None:
+    """What a ledger of three replicas is worth for two."""
+    had = Standing(
+        Assignment("b", 5, master, None if master is None else f"host:{master}", members, 1),
+        former if master is None else master,
+    )
+    return without_removed(replace(RULES, replicas=2), had)
+
+
+def test_a_slave_that_was_removed_is_no_member_any_more_and_its_master_stays() -> None:
+    found = of_two(0, (0, 1, 2))
+    assert found == Standing(Assignment("b", 5, 0, "host:0", (0, 1), 2), 0)
+    rules = Succession(replace(RULES, replicas=2), found, 0.0, grace_ms=15_000)
+    tell(rules, 10, r1=says(1, log_epoch=5))
+    assert rules.step(5_000) is None, "its master has time to come"
+    heard = {f"r{n}": says(n, log_epoch=5) for n in range(2)}
+    tell(rules, 5_010, **heard)
+    opened(rules, 5_020)
+    tell(rules, 5_030, **heard)
+    assignment = write(rules, 5_040).assignment
+    assert (assignment.master, assignment.master_epoch, assignment.sync_state_set) == (0, 6, (0, 1))
+
+
+def test_in_place_of_a_master_that_was_removed_a_member_is_elected_once_all_have_reported() -> None:
+    found = of_two(2, (0, 1, 2))
+    assert found == Standing(Assignment("b", 6, None, None, (0, 1)), None)
+    rules = Succession(replace(RULES, replicas=2), found, 0.0)
+    tell(rules, 10, r0=says(0, log_epoch=5))
+    assert rules.step(20) is None
+    assert "[1] must report" in rules.why
+    tell(rules, 30, r0=says(0, log_epoch=5), r1=says(1, log_epoch=5, end=101))
+    assert write(rules, 40).assignment == Assignment("b", 6, 1, "host:1", (1,), 1)
+
+
+def test_in_place_of_a_master_that_was_removed_nobody_is_elected_who_was_not_in_sync() -> None:
+    rules = Succession(replace(RULES, replicas=2), of_two(2, (0, 2)), 0.0)
+    tell(rules, 10, r1=says(1, log_epoch=5, end=900))
+    assert rules.step(20) is None
+    tell(rules, 30, r0=says(0, log_epoch=5))
+    assert write(rules, 40).assignment.master == 0
+
+
+def test_an_election_goes_on_without_those_that_were_removed() -> None:
+    assert of_two(None, (0, 2), 0) == Standing(Assignment("b", 5, None, None, (0,), 2), 0)
+    assert of_two(None, (0, 2), 2) == Standing(Assignment("b", 6, None, None, (0,)), None)
+
+
+def test_where_every_member_was_removed_nobody_is_elected_and_it_is_said_what_helps() -> None:
+    with pytest.raises(ConfigError, match=r"replicas \[2\] were removed.* put them back"):
+        of_two(2, (2,))
+
+
+def test_a_ledger_of_replicas_that_are_all_there_stays_as_it_is() -> None:
+    assert without_removed(RULES, None) is None
+    assert of_two(1, (0, 1)) == Standing(Assignment("b", 5, 1, "host:1", (0, 1), 1), 1)
 
 
 # --- when an epoch ends ---
