@@ -17,7 +17,7 @@ from rmq_ray.actors.control import elections
 from rmq_ray.actors.control.elections import Election, Elections
 from rmq_ray.actors.control.plan import ClusterPlan, StartOptions, make_plan
 from rmq_ray.clock import SYSTEM_CLOCK
-from rmq_ray.errors import ClusterError, PromotionRefused, StoreFailed
+from rmq_ray.errors import ClusterError, ConfigError, PromotionRefused, StoreFailed
 from rmq_ray.files import FileSystem
 from rmq_ray.model.replica_roles import Assignment, ReplicaReport, Role, Standing
 from rmq_ray.protocol.election.promotion import Rules
@@ -435,3 +435,30 @@ def test_that_a_slave_was_removed_is_on_the_disk_before_anybody_is_attended(tmp_
     assert members_after_a_start(tmp_path, 1) == {"broker-a": [0, 1]}
     left = Assignment("broker-a", 5, 0, "host:0", (0, 1), 2)
     assert ledger.read("broker-a") == Entry(Standing(left, 0), {2: "store-2"})
+
+
+def test_who_was_master_is_forgotten_before_a_broker_runs_without_slaves(tmp_path: Path) -> None:
+    ledger = has_led(tmp_path, 1, (0, 1))
+    assert members_after_a_start(tmp_path, 0) == {}
+    assert ledger.read("broker-a") == Entry()
+    assert members_after_a_start(tmp_path, 1) == {"broker-a": []}
+
+
+def test_a_copy_that_is_not_in_sync_does_not_run_alone_and_nothing_is_forgotten(
+    tmp_path: Path,
+) -> None:
+    ledger = has_led(tmp_path, 1, (1,))
+    with pytest.raises(ConfigError, match=r"replicas \[1\] were removed"):
+        members_after_a_start(tmp_path, 0)
+    assert ledger.read("broker-a").standing is not None
+
+
+def test_a_broker_without_slaves_leaves_the_ledger_of_another_cluster_alone(tmp_path: Path) -> None:
+    ledger = has_led(tmp_path, 1, (0, 1), "another")
+    assert members_after_a_start(tmp_path, 0) == {}
+    assert ledger.read("broker-a").standing is not None
+
+
+def test_without_slaves_nothing_is_made_where_no_ledger_was(tmp_path: Path) -> None:
+    assert members_after_a_start(tmp_path, 0) == {}
+    assert not list(tmp_path.iterdir())

@@ -374,22 +374,24 @@ class Elections:
     ) -> None:
         self._plan = plan
         self._ask = ask
-        self._ledger = (
-            None if plan.ledger is None else Ledger(plan.ledger, plan.cluster, FileSystem())
-        )
+        path = plan.ledger_path
+        self._ledger = None if path is None else Ledger(path, plan.cluster, FileSystem())
         self._thread: ThreadOffload | None = None
         self._closed = False
         self._elections: dict[str, Election] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self, *, all_start: bool) -> None:
-        """Lock and read the ledger; waits while a controller that ends now still has it.
-        ``all_start``: the replicas' actors are made now, too.
+        """Lock and read the ledger; waits while a controller that ends now still has it. What it
+        has of brokers without slaves is dropped: they write alone from now on. ``all_start``: the
+        replicas' actors are made now, too.
 
         Raises the ledger's errors, and ``ConfigError`` where all were removed that may be elected;
         then it may be called again. Once it has returned, it does nothing.
         """
         if self._ledger is None or self._elections:
+            return
+        if self._plan.ledger is None and not await self._beside(self._ledger.is_there):
             return
         until_ms = SYSTEM_CLOCK.monotonic_ms() + LEDGER_WAIT_MS
         while True:
@@ -400,7 +402,9 @@ class Elections:
                 if SYSTEM_CLOCK.monotonic_ms() > until_ms:
                     raise
                 await asyncio.sleep(LEDGER_PAUSE_S / 10)
-        grace_ms = START_GRACE_MS if all_start else 0.0
+        for name in {one.broker_name for one in self._plan.brokers} - self._plan.replicas.keys():
+            await self._entry(self._ledger, rules_of(self._plan, name))
+            await self._beside(partial(self._ledger.drop, name))
         found: dict[str, Election] = {}
         for name in self._plan.replicas:
             rules = rules_of(self._plan, name)
@@ -410,7 +414,7 @@ class Elections:
                 self._write,
                 partial(self._ask, name),
                 SYSTEM_CLOCK,
-                grace_ms,
+                START_GRACE_MS if all_start else 0.0,
             )
         self._elections = found
 

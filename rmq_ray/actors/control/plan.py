@@ -1,7 +1,6 @@
 """What a cluster consists of: the plan that the controller keeps and builds every actor from.
 
-Made once by the driver that starts the cluster; later drivers get it from the controller, so that
-all use one secret.
+Made once by the driver that starts it; later ones get it from the controller: all use one secret.
 """
 
 from __future__ import annotations
@@ -48,10 +47,9 @@ class ClusterPlan:
     has some. A replica's config has its number as ``broker_id``: the id it begins with.
     ``resources``: key (``names.replica_key``, name-server-0, controller) -> custom Ray resource
     that only its node has; needed where there are several nodes. ``identities``: key -> the store
-    that must be there; who has none here may make a new store. ``ledger``: directory in which the
-    controller keeps who is master; None where there are no slaves. ``home``: directory in which it
-    keeps the accounts; ``accounts``: path of the file that they come from, None = they are changed
-    by commands.
+    that must be there; who has none here may make a new store. ``ledger_path``: directory in which
+    the controller keeps who is master while there are slaves. ``home``: directory in which it keeps
+    the accounts; ``accounts``: path of the file that they come from, None = commands change them.
     """
 
     cluster: str
@@ -61,10 +59,15 @@ class ClusterPlan:
     resources: Mapping[str, str] = field(default_factory=dict)
     identities: Mapping[str, str] = field(default_factory=dict)
     replicas: Mapping[str, tuple[BrokerConfig, ...]] = field(default_factory=dict)
-    ledger: str | None = None
+    ledger_path: str | None = None
     failover: FailoverConfig = field(default_factory=FailoverConfig)
     home: str | None = None
     accounts: str | None = None
+
+    @property
+    def ledger(self) -> str | None:
+        """Where the controller keeps who is master; None where there are no slaves."""
+        return self.ledger_path if self.replicas else None
 
     @property
     def has_accounts(self) -> bool:
@@ -182,7 +185,7 @@ def make_plan(
         secret,
         dict(asked.resources or {}),
         replicas={name: replicas[1:] for name, replicas in made.items() if asked.replicas},
-        ledger=str(root / CONTROLLER) if asked.replicas else None,
+        ledger_path=str(root / CONTROLLER),
         failover=failover,
         home=str(root / ACCOUNTS),
         accounts=_accounts_file(asked.accounts, allowed),
@@ -250,7 +253,7 @@ def plan_of(
             for spec in topology.brokers
             if spec.replicas
         },
-        ledger=topology.controller.ledger if topology.has_slaves else None,
+        ledger_path=topology.controller.ledger,
         failover=topology.failover,
         home=f"{topology.controller.ledger}.{ACCOUNTS}",
         accounts=topology.accounts,

@@ -93,6 +93,16 @@ class Ledger:
             self._lock.release()
             self._lock = None
 
+    def is_there(self) -> bool:
+        """Whether this cluster has a ledger here, without its lock."""
+        path = f"{self._root}/cluster.json"
+        try:
+            if found := self._files.exists(path):
+                self._check(path)
+        except StoreForeign:
+            return False
+        return found
+
     def read(self, broker_name: str) -> Entry:
         """What was written last; an empty ``Entry`` before the first time. ``StoreCorrupt`` where
         it cannot be read.
@@ -129,6 +139,10 @@ class Ledger:
         path = self._path(broker_name)
         self._files.unlink(path + ".tmp")  # what an earlier error left is not written to again
         self._files.write_whole(path, _encoded(entry))
+
+    def drop(self, broker_name: str) -> None:
+        """Durable on return: what was known of this broker counts no more."""
+        self._files.remove_whole(self._path(broker_name))
 
     def _path(self, broker_name: str) -> str:
         return f"{self._root}/{broker_name}.reign"
